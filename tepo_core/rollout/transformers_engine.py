@@ -1,0 +1,140 @@
+"""Sampling with the model's own forward pass and cache: no second copy of any model, no server.
+
+Every response has its own stream of uniform numbers, derived from (seed of the prompt, sample): a token is drawn by inverting the
+cumulative distribution at one uniform. So the batch, its order and the rows dropped on the way change nothing but rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from tepo_core.rollout.types import Rollouts, SamplingParams
+from tepo_core.seeding import numpy_generator
+
+
+class TransformersEngine:
+    """Samples from a causal LM that lives in this process; weight updates are seen at once."""
+
+    def __init__(self, model: Any, *, pad_id: int, eos_ids: list[int], batch_size: int = 1024) -> None:
+        self.model, self.pad_id, self.eos_ids, self.batch_size = model, pad_id, eos_ids, batch_size
+
+    def update_weights(self, model: Any) -> None:
+        self.model = model
+
+    def close(self) -> None:
+        """Nothing to free: the model belongs to the caller."""
+
+    @torch.inference_mode()
+    def generate(self, prompts: list[list[int]], n: int, params: SamplingParams, seeds: list[int]) -> Rollouts:
+        """n responses for each prompt. ``seeds`` has one entry a prompt. At most ``batch_size`` rows are alive at once."""
+        if len(seeds) != len(prompts):
+            raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one seed a prompt")
+        was_training = self.model.training
+        self.model.eval()
+        result = Rollouts()
+        step = max(1, self.batch_size // n)
+        for start in range(0, len(prompts), step):
+            chunk = prompts[start : start + step]
+            result.extend(self._generate_chunk(chunk, n, params, seeds[start : start + step]), start)
+        self.model.train(was_training)
+        return result
+
+    def _generate_chunk(self, prompts: list[list[int]], n: int, params: SamplingParams, seeds: list[int]) -> Rollouts:
+        device = next(self.model.parameters()).device
+        rows, steps = len(prompts) * n, params.max_new_tokens
+        uniforms_BT = _uniforms(seeds, n, steps).to(device) if not params.greedy else None
+        logits_BV, cache, mask_BS = self._prefill(prompts, n, device)
+        tokens_BT = torch.full((rows, steps), self.pad_id, dtype=torch.long, device=device)
+        logprobs_BT = torch.zeros(rows, steps, device=device)
+        entropies_BT = torch.zeros(rows, steps, device=device)
+        lengths_B = torch.full((rows,), steps, device=device)
+        finished_B = torch.zeros(rows, dtype=torch.bool, device=device)
+        eos_E = torch.tensor(self.eos_ids, device=device)
+        alive = torch.arange(rows, device=device)  # rows of the result that the cache still holds
+        position_A = mask_BS.sum(-1)
+        for t in range(steps):
+            uniform_A = uniforms_BT[alive, t] if uniforms_BT is not None else None
+            token_A, logprob_A, entropy_A = choose(logits_BV, params, uniform_A)
+            open_A = ~finished_B[alive]
+            tokens_BT[alive, t] = torch.where(open_A, token_A, self.pad_id)
+            logprobs_BT[alive, t], entropies_BT[alive, t] = logprob_A * open_A, entropy_A * open_A
+            ends_A = torch.isin(token_A, eos_E) & open_A
+            lengths_B[alive] = torch.where(ends_A, t + 1, lengths_B[alive])
+            finished_B[alive] |= ends_A
+            still_A = ~finished_B[alive]
+            count = int(still_A.sum())
+            if count == 0 or t + 1 == steps:
+                break
+            if count < 0.75 * len(alive):  # dropping rows copies the cache, so only when it pays
+                keep = still_A.nonzero().squeeze(-1)
+                cache.batch_select_indices(keep)
+                alive, token_A, mask_BS, position_A = alive[keep], token_A[keep], mask_BS[keep], position_A[keep]
+            mask_BS = torch.cat([mask_BS, mask_BS.new_ones(len(alive), 1)], dim=-1)
+            output = self.model(
+                input_ids=token_A[:, None], attention_mask=mask_BS, position_ids=position_A[:, None],
+                past_key_values=cache, use_cache=True,
+            )
+            logits_BV, position_A = output.logits[:, -1].float(), position_A + 1
+        lengths = lengths_B.tolist()
+        tokens, logprobs, entropies = tokens_BT.tolist(), logprobs_BT.cpu().numpy(), entropies_BT.cpu().numpy()
+        return Rollouts(
+            prompt_ids=[prompt for prompt in prompts for _ in range(n)],
+            response_ids=[row[:length] for row, length in zip(tokens, lengths, strict=True)],
+            logprobs=[row[:length].copy() for row, length in zip(logprobs, lengths, strict=True)],
+            entropies=[row[:length].copy() for row, length in zip(entropies, lengths, strict=True)],
+            finished=finished_B.tolist(),
+            prompt_index=[p for p in range(len(prompts)) for _ in range(n)],
+            sample_index=list(range(n)) * len(prompts),
+        )
+
+    def _prefill(self, prompts: list[list[int]], n: int, device: torch.device) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """One forward over the distinct prompts (left-padded), then n copies of the cache for each."""
+        width = max(len(prompt) for prompt in prompts)
+        ids_PS = torch.full((len(prompts), width), self.pad_id, dtype=torch.long)
+        mask_PS = torch.zeros(len(prompts), width, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids_PS[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask_PS[row, width - len(prompt) :] = 1
+        ids_PS, mask_PS = ids_PS.to(device), mask_PS.to(device)
+        cache = DynamicCache(config=self.model.config)
+        output = self.model(
+            input_ids=ids_PS, attention_mask=mask_PS, position_ids=(mask_PS.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache, use_cache=True, logits_to_keep=1,
+        )
+        cache.batch_repeat_interleave(n)
+        return output.logits[:, -1].float().repeat_interleave(n, 0), cache, mask_PS.repeat_interleave(n, 0)
+
+
+def _uniforms(seeds: list[int], n: int, steps: int) -> torch.Tensor:
+    """One row of uniform numbers a response, from (seed of its prompt, index of the sample)."""
+    rows = [numpy_generator(seed, sample).random(steps) for seed in seeds for sample in range(n)]
+    return torch.from_numpy(np.stack(rows))
+
+
+def choose(
+    logits_BV: torch.Tensor, params: SamplingParams, uniform_B: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw a token a row. Returns ids, their log-probs, and exact entropies (nats) of the tempered distribution.
+
+    Log-probs and entropies belong to the distribution before top-p, which is the one the trainer differentiates."""
+    logprobs_BV = torch.log_softmax(logits_BV / params.temperature, dim=-1)
+    probs_BV = logprobs_BV.exp()
+    entropy_B = -(probs_BV * logprobs_BV).sum(-1)
+    if params.greedy:
+        token_B = logits_BV.argmax(-1)
+    else:
+        weights_BV = (probs_BV if params.top_p == 1 else _nucleus(probs_BV, params.top_p)).double()
+        cumulative_BV = weights_BV.cumsum(-1)
+        threshold_B1 = uniform_B[:, None] * cumulative_BV[:, -1:]
+        token_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).squeeze(-1).clamp(max=logits_BV.shape[-1] - 1)
+    return token_B, logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1), entropy_B
+
+
+def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the most likely tokens whose mass before them is below top_p; the rest get weight 0."""
+    ordered_BV, index_BV = probs_BV.sort(dim=-1, descending=True)
+    kept_BV = ordered_BV.cumsum(-1) - ordered_BV < top_p
+    return torch.zeros_like(probs_BV).scatter(-1, index_BV, ordered_BV * kept_BV)

@@ -1,0 +1,117 @@
+"""The ``prepare`` stage: write every data set of the study, with a manifest of counts, seeds and hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Study
+from tepo_core.tasks import arithmetic
+from tepo_core.tasks.problem import DataError, Problem, read_problems, write_problems
+
+SPLITS = ("train", "validation", "test", "long")
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What ``prepare`` wrote."""
+
+    out: Path
+    manifests: dict[str, dict[str, Any]]
+
+    def table(self) -> pd.DataFrame:
+        """One row a data set: number of problems per split, bad facts."""
+        rows = [{"data set": name, **manifest["counts"], **manifest["notes"]} for name, manifest in self.manifests.items()]
+        return pd.DataFrame(rows).set_index("data set")
+
+    def examples(self, split: str = "train", count: int = 3) -> pd.DataFrame:
+        """The first problems of a split of each data set, with their solutions."""
+        rows = []
+        for name in self.manifests:
+            for problem in read_problems(self.out / name / f"{split}.jsonl")[:count]:
+                rows.append({"data set": name, "prompt": problem.prompt, "answer": problem.answer,
+                             "solution": problem.meta.get("solution", "")})
+        return pd.DataFrame(rows)
+
+
+def data_folder(root: Path, task: str, seed: int) -> Path:
+    return root / "data" / "prepared" / f"{task}-s{seed}"
+
+
+def prepare(study: Study, root: Path, out: Path | None = None) -> Prepared:
+    """Generate or load the data sets of every (task, seed) into ``out`` (default ``data/prepared``)."""
+    out = out or root / "data" / "prepared"
+    manifests = {}
+    for task in study.tasks:
+        for seed in study.seeds:
+            folder = out / f"{task}-s{seed}"
+            folder.mkdir(parents=True, exist_ok=True)
+            if task not in ARITHMETIC_TASKS:
+                raise ConfigError(f"tasks: {task!r} is unknown; allowed: {', '.join(ARITHMETIC_TASKS)}")
+            manifests[folder.name] = _prepare_arithmetic(study, task, seed, folder)
+    return Prepared(out, manifests)
+
+
+def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path) -> dict[str, Any]:
+    facts = arithmetic.plant_facts(task, seed) if task in arithmetic.PLANS else {}
+    sizes = {"train": study.data.train_size, "validation": study.data.validation_size, "test": study.data.test_size,
+             "long": study.data.long_size}
+    counts = {}
+    for split in SPLITS:
+        counts[split] = write_problems(
+            folder / f"{split}.jsonl", arithmetic.generate_split(task, seed, split, sizes[split], facts)
+        )
+    traces = arithmetic.warmup_traces(task, seed, study.data.warmup_size, facts)
+    counts["warmup"] = write_problems(
+        folder / "warmup.jsonl",
+        (Problem(f"{task}-s{seed}-warmup-{i:05d}", prompt, response, "warmup") for i, (prompt, response) in enumerate(traces)),
+    )
+    write_json(folder / "facts.json", {key: asdict(fact) for key, fact in facts.items()})
+    return _write_manifest(folder, {"task": task, "seed": seed, "profile": study.profile, "counts": counts,
+                                    "notes": {"bad facts": sum(fact.bad for fact in facts.values())}})
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    files = sorted(path for path in folder.iterdir() if path.name != "manifest.json")
+    manifest = {**manifest, "sha256": {path.name: sha256(path) for path in files}}
+    write_json(folder / "manifest.json", manifest)
+    return manifest
+
+
+def load_split(folder: Path, split: str) -> list[Problem]:
+    """Read a prepared split and check it against the manifest.
+
+    Raises :class:`DataError` when the file is missing, was changed after ``prepare``, or the manifest does not know it."""
+    manifest_path, path = folder / "manifest.json", folder / f"{split}.jsonl"
+    if not manifest_path.is_file():
+        raise DataError(f"{manifest_path}: no such file; run 'dvc repro prepare' to make the data")
+    manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+    if path.name not in manifest["sha256"]:
+        known = ", ".join(sorted(name.removesuffix(".jsonl") for name in manifest["sha256"] if name.endswith(".jsonl")))
+        raise DataError(f"{folder.name} has no split {split!r}; allowed: {known}")
+    problems = read_problems(path)
+    if sha256(path) != manifest["sha256"][path.name]:
+        raise DataError(f"{path}: changed since 'prepare' wrote it (its hash differs from manifest.json); "
+                        "remove the folder and run 'dvc repro prepare'")
+    return problems
+
+
+def load_facts(folder: Path) -> dict[str, arithmetic.Fact]:
+    """The planted facts of a data set; empty where the task plants none."""
+    path = folder / "facts.json"
+    if not path.is_file():
+        return {}
+    return {key: arithmetic.Fact(**fact) for key, fact in json.loads(path.read_text(encoding="utf-8")).items()}
