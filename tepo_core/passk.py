@@ -71,25 +71,25 @@ def majority_at_k(votes: Sequence[Hashable | None], correct: Sequence[bool], k: 
         best = max([right, *rivals.values()])
         return 0.0 if right < best else 1.0 / (1 + sum(count == best for count in rivals.values()))
     p = k / n
-    silent_pmf = binom.pmf(np.arange(min(silent, k) + 1), silent, p)
+    pmf = {size: binom.pmf(np.arange(size + 1), size, p) for size in {right, silent, n, *rivals.values()}}
     total = 0.0
     for j in range(1, min(right, k) + 1):  # j = votes for the right answer
-        total += binom.pmf(j, right, p) * _win_share(j, k - j, sorted(rivals.values()), silent_pmf, p)
-    return float(min(1.0, max(0.0, total / binom.pmf(k, n, p))))
+        total += pmf[right][j] * _win_share(j, k - j, [pmf[size] for size in sorted(rivals.values())], pmf[silent])
+    return float(min(1.0, max(0.0, total / pmf[n][k])))
 
 
-def _win_share(j: int, rest: int, rivals: list[int], silent_pmf: np.ndarray, p: float) -> float:
-    """Sum over draws of ``rest`` samples, no rival above j votes, of probability / (1 + rivals with j votes)."""
-    ties = min(sum(count >= j for count in rivals), rest // j)
+def _win_share(j: int, rest: int, rivals: list[np.ndarray], silent: np.ndarray) -> float:
+    """Sum over draws of ``rest`` samples, no rival above j votes, of probability / (1 + rivals with j votes).
+
+    ``rivals`` and ``silent`` are the probabilities of 0, 1, ... draws from each class of answers."""
+    ties = min(sum(len(pmf) > j for pmf in rivals), rest // j)
     weight = np.zeros((ties + 1, rest + 1))  # [rivals at j votes, samples used]
-    head = silent_pmf[: rest + 1]
-    weight[0, : len(head)] = head
-    for count in rivals:
-        below = binom.pmf(np.arange(min(count, j - 1, rest) + 1), count, p)
+    weight[0, : len(silent)] = silent[: rest + 1]
+    for pmf in rivals:
         fresh = np.zeros_like(weight)
-        for x, mass in enumerate(below):
+        for x, mass in enumerate(pmf[: min(j, rest + 1)]):
             fresh[:, x:] += mass * weight[:, : rest + 1 - x]
-        if count >= j and j <= rest and ties:
-            fresh[1:, j:] += binom.pmf(j, count, p) * weight[:-1, : rest + 1 - j]
+        if len(pmf) > j and ties:
+            fresh[1:, j:] += pmf[j] * weight[:-1, : rest + 1 - j]
         weight = fresh
     return float((weight[:, rest] / (1 + np.arange(ties + 1))).sum())
