@@ -1,0 +1,146 @@
+"""The methods: every preset of the study, a surrogate and its defaults. To add one, see docs/adding_a_method.md.
+
+A surrogate gets a cleaned batch (zeros at padding, ``log_ratio_BT`` filled in) and the method's options, and returns the
+terms of J, the objective to maximise. Penalty, aggregation, denominators and metrics are common to all methods.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tepo_core.objectives.options import ClipCov, Clipped, Common, KLCov, SoftGate, Weighted
+from tepo_core.objectives.ratios import block_ratio, power_mean_ratio, sequence_ratio, sequence_token_ratio, token_ratio
+from tepo_core.objectives.registry import PRESETS, Method, Preset, register, resolve
+from tepo_core.objectives.surrogates import (
+    Surrogate,
+    geometric_clip,
+    ppo_clip,
+    soft_gate,
+    weighted_log_likelihood,
+)
+from tepo_core.objectives.types import BatchError, LossOutput, MiniBatchTotals, TokenBatch, TokenOutput
+
+__all__ = [
+    "PRESETS",
+    "BatchError",
+    "LossOutput",
+    "Method",
+    "MiniBatchTotals",
+    "Preset",
+    "TokenBatch",
+    "TokenOutput",
+    "register",
+    "resolve",
+]
+
+SEQUENCE_MEAN, TOKEN_MEAN, SUM_NORM = "seq_mean_token_mean", "token_mean", "seq_mean_token_sum_norm"
+
+
+def importance_ratio(batch: TokenBatch, options: Clipped) -> Tensor:
+    """The ratio that the options name, [B, T] or [B, 1]."""
+    d_BT, mask_BT = batch.log_ratio_BT, batch.mask_BT
+    match options.ratio:
+        case "token":
+            return token_ratio(d_BT)
+        case "sequence":
+            return sequence_ratio(d_BT, mask_BT)
+        case "sequence_token":
+            return sequence_token_ratio(d_BT, mask_BT)
+        case "power_mean":
+            return power_mean_ratio(d_BT, mask_BT, options.p)
+        case "block":
+            block = options.block
+            ahead_BTK = batch.mtp_logprobs_BTK - batch.old_mtp_logprobs_BTK if block.logprobs == "mtp" else None
+            return block_ratio(
+                d_BT,
+                mask_BT,
+                block.beta(),
+                disjoint=block.kind == "disjoint",
+                normalised=block.form == "normalised",
+                ahead_log_ratio_BTK=ahead_BTK,
+            )
+
+
+@register("reinforce", source="Williams 1992", status="known", aggregate=TOKEN_MEAN)
+def reinforce(batch: TokenBatch, options: Common) -> Surrogate:
+    """A log pi: no ratio, no clip. The token ratio is only reported."""
+    return Surrogate(batch.advantages_BT * batch.logprobs_BT, token_ratio(batch.log_ratio_BT.detach()))
+
+
+@register("grpo", Clipped, source="arXiv 2402.03300", status="known", aggregate=SEQUENCE_MEAN, clip=(0.2, 0.2))
+def clipped(batch: TokenBatch, options: Clipped) -> Surrogate:
+    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); the presets below differ in rho, bounds and aggregation."""
+    ratio_BT = importance_ratio(batch, options)
+    return ppo_clip(ratio_BT, batch.advantages_BT, options.clip, options.dual_clip)
+
+
+register(
+    "dr_grpo", Clipped, source="arXiv 2503.20783", status="known",
+    aggregate=SUM_NORM, clip=(0.2, 0.2), advantage="centred",
+)(clipped)  # fmt: skip
+register("dapo", Clipped, source="arXiv 2503.14476", status="known", aggregate=TOKEN_MEAN, clip=(0.2, 0.28))(clipped)
+register(
+    "gspo", Clipped, source="arXiv 2507.18071", status="known",
+    ratio="sequence", aggregate=SEQUENCE_MEAN, clip=(3e-4, 4e-4),
+)(clipped)  # fmt: skip
+register(
+    "gspo_token", Clipped, source="arXiv 2507.18071", status="known",
+    ratio="sequence_token", aggregate=SEQUENCE_MEAN, clip=(3e-4, 4e-4),
+)(clipped)  # fmt: skip
+
+
+@register("gmpo", Weighted, source="arXiv 2507.20673", status="known", aggregate=SEQUENCE_MEAN, clip=(0.4, 0.4))
+def gmpo(batch: TokenBatch, options: Weighted) -> Surrogate:
+    """A_i (prod_t r'_it)^(1/T_i), log r' limited to [-eps_low, eps_high] by the sign of A. Bounds are log-ratios."""
+    return geometric_clip(batch.log_ratio_BT, batch.advantages_BT, batch.mask_BT, options.clip)
+
+
+@register("cispo", Weighted, source="arXiv 2506.13585", status="reconstructed", aggregate=TOKEN_MEAN, clip=(None, 0.28))
+def cispo(batch: TokenBatch, options: Weighted) -> Surrogate:
+    """sg[clip(r)] A log pi."""
+    ratio_BT = token_ratio(batch.log_ratio_BT)
+    return weighted_log_likelihood(ratio_BT, batch.logprobs_BT, batch.advantages_BT, options.clip)
+
+
+@register("sapo", SoftGate, source="arXiv 2511.20347", status="known", aggregate=SEQUENCE_MEAN)
+def sapo(batch: TokenBatch, options: SoftGate) -> Surrogate:
+    """(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A."""
+    ratio_BT = token_ratio(batch.log_ratio_BT)
+    return soft_gate(ratio_BT, batch.advantages_BT, options.tau_positive, options.tau_negative)
+
+
+@register("clip_cov", ClipCov, source="arXiv 2505.22617", status="known", aggregate=TOKEN_MEAN, clip=(None, 1.0))
+def clip_cov(batch: TokenBatch, options: ClipCov) -> Surrogate:
+    """PPO clip, and no gradient at all for the tokens that ``Method.select`` dropped; they still count in N."""
+    ratio_BT = token_ratio(batch.log_ratio_BT)
+    full = ppo_clip(ratio_BT, batch.advantages_BT, options.clip)
+    return full._replace(terms_BT=full.terms_BT * ~batch.selected_BT, dropped_BT=batch.selected_BT)
+
+
+@register(
+    "kl_cov", KLCov, source="arXiv 2505.22617", status="known", aggregate=TOKEN_MEAN,
+    kl={"reference": "old", "estimator": "abs", "beta": 1.0, "mask": "selected"},
+)  # fmt: skip
+def kl_cov(batch: TokenBatch, options: KLCov) -> Surrogate:
+    """r A without a clip; the KL to the sampling policy is charged on the tokens that ``Method.select`` chose."""
+    ratio_BT = token_ratio(batch.log_ratio_BT)
+    return Surrogate(ratio_BT * batch.advantages_BT, ratio_BT)
+
+
+register(
+    "holder", Clipped, source="arXiv 2605.12058", status="reconstructed",
+    ratio="power_mean", p=1.0, aggregate=SEQUENCE_MEAN, clip=(0.2, 0.2),
+)(clipped)  # fmt: skip
+register(
+    "tepo", Clipped, source="arXiv 2510.09369", status="reconstructed",
+    ratio="sequence", aggregate=TOKEN_MEAN, clip=(0.2, 0.2),
+)(clipped)  # fmt: skip
+register(
+    "tepo_kl", Clipped, source="arXiv 2604.12736", status="reconstructed",
+    ratio="sequence", aggregate=TOKEN_MEAN, clip=(0.2, 0.2), entropy_test="exact",
+    kl={"reference": "old", "estimator": "k3", "beta": 0.1, "mask": "tepo"},
+)(clipped)  # fmt: skip
+register(
+    "mpo", Clipped, source="arXiv 2602.14386", status="reconstructed",
+    ratio="block", block={"size": 5}, aggregate=TOKEN_MEAN, clip=(0.2, 0.2),
+)(clipped)  # fmt: skip

@@ -1,0 +1,68 @@
+"""Penalties: KL estimators with value and gradient chosen apart, TEPO's entropy test, and the masks they are charged on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tepo_core.objectives.types import TokenBatch
+
+
+def kl_estimate(difference_BT: Tensor, estimator: str) -> Tensor:
+    """Estimate of KL(p || q) from x = log p - log q on tokens sampled from p (Schulman, "Approximating KL divergence").
+
+    k1 = x (unbiased, signed); k2 = x^2 / 2; k3 = exp(-x) - 1 + x (unbiased, >= 0); abs = |x| (the KL-Cov code)."""
+    if estimator == "k1":
+        return difference_BT
+    if estimator == "k2":
+        return 0.5 * difference_BT.square()
+    if estimator == "k3":
+        return torch.expm1((-difference_BT).clamp(max=20.0)) + difference_BT
+    if estimator == "abs":
+        return difference_BT.abs()
+    raise ValueError(f"KL estimator {estimator!r} is unknown; allowed: k1, k2, k3, abs")
+
+
+def kl_penalty(batch: TokenBatch, *, reference: str, direction: str, estimator: str, gradient: str) -> Tensor:
+    """KL a token, [B, T]: the value of ``estimator`` with the gradient of ``gradient``. ``batch`` is cleaned."""
+    reference_BT = batch.old_logprobs_BT if reference == "old" else batch.ref_logprobs_BT
+    difference_BT = batch.logprobs_BT - reference_BT
+    if direction == "reference_policy":
+        difference_BT = -difference_BT
+
+    def estimate(kind: str) -> Tensor:
+        return batch.exact_kl_BT if kind == "exact" else kl_estimate(difference_BT, kind)
+
+    if gradient == estimator:
+        return estimate(estimator)
+    slope_BT = estimate(gradient)
+    return estimate(estimator).detach() + slope_BT - slope_BT.detach()
+
+
+def entropy_fell(batch: TokenBatch, test: str, margin: float) -> Tensor:
+    """Tokens whose entropy counts as falling, bool [B, T] (TEPO's 1(dH < 0)). No gradient passes.
+
+    exact: H_theta < H_old - margin over the full vocabulary. first_order: log pi + H_theta > 0, the sign of the exact
+    derivative dH/dz = -p (log p + H) along the chosen token's own logit. covariance: (log pi - mean)(A - mean) > 0 over the
+    mini-batch, found beforehand by ``Method.select``."""
+    if test == "exact":
+        return batch.entropy_BT.detach() < batch.old_entropy_BT - margin
+    if test == "first_order":
+        return batch.logprobs_BT.detach() + batch.entropy_BT.detach() > 0
+    if test == "covariance":
+        return batch.selected_BT
+    raise ValueError(f"entropy test {test!r} is unknown; allowed: exact, first_order, covariance")
+
+
+def penalty_mask(batch: TokenBatch, mask: str, entropy_test: str | None, entropy_margin: float) -> Tensor:
+    """Tokens on which the KL is charged, bool [B, T].
+
+    all; positive: A > 0; falling: the entropy fell; tepo: both; selected: the tokens of ``Method.select``."""
+    if mask == "all":
+        return batch.mask_BT
+    if mask == "selected":
+        return batch.selected_BT & batch.mask_BT
+    if mask == "positive":
+        return (batch.advantages_BT > 0) & batch.mask_BT
+    fell_BT = entropy_fell(batch, entropy_test, entropy_margin) & batch.mask_BT
+    return fell_BT & (batch.advantages_BT > 0) if mask == "tepo" else fell_BT

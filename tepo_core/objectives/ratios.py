@@ -1,0 +1,86 @@
+"""Importance ratios: how d_it = log pi_theta - log pi_old becomes one positive number a token.
+
+Every function takes d with zeros at padding and returns [B, T] or [B, 1] (one value for the whole response).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LOG_LIMIT = 20.0  # exp(20) = 5e8: any ratio beyond is clipped by every method; without the limit inf * 0 makes NaN gradients
+
+
+def exp_ratio(log_ratio: Tensor) -> Tensor:
+    """exp(d), finite for every finite d: |d| is limited to 20."""
+    return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT).exp()
+
+
+def response_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean over the tokens of each response, [B, 1]; 0 for a row without tokens. ``values_BT`` is zero at padding."""
+    return values_BT.sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def token_ratio(log_ratio_BT: Tensor) -> Tensor:
+    """r_it = exp(d_it), [B, T] (PPO, GRPO)."""
+    return exp_ratio(log_ratio_BT)
+
+
+def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """s_i = exp(mean_t d_it), [B, 1]: the geometric mean of the token ratios (GSPO, eq. 7; TEPO)."""
+    return exp_ratio(response_mean(log_ratio_BT, mask_BT))
+
+
+def sequence_token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """sg[s_i] * pi_theta / sg[pi_theta], [B, T]: the value of s_i with the gradient of the token itself (GSPO-token)."""
+    sequence_B1 = sequence_ratio(log_ratio_BT, mask_BT).detach()
+    return sequence_B1 * (log_ratio_BT - log_ratio_BT.detach()).exp()
+
+
+def power_mean_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, p: float) -> Tensor:
+    """rho_i = (mean_t r_it^p)^(1/p), [B, 1]; p = 1 arithmetic, p = 0 (the limit) geometric (arXiv 2605.12058).
+
+    Written around the mean of d with expm1 and log1p, so that small p loses no digits."""
+    mean_B1 = response_mean(log_ratio_BT, mask_BT)
+    if p == 0:
+        return exp_ratio(mean_B1)
+    limit = LOG_LIMIT / max(1.0, abs(p))
+    powers_BT = torch.expm1(p * (log_ratio_BT - mean_B1).clamp(-limit, limit)).masked_fill(~mask_BT, 0.0)
+    return exp_ratio(mean_B1 + torch.log1p(response_mean(powers_BT, mask_BT)) / p)
+
+
+def block_ratio(
+    log_ratio_BT: Tensor,
+    mask_BT: Tensor,
+    weights: list[float],
+    *,
+    disjoint: bool,
+    normalised: bool = True,
+    ahead_log_ratio_BTK: Tensor | None = None,
+) -> Tensor:
+    """R_it = exp(sum_n beta_n d_i,t+n), n = 0..K-1, [B, T] (MPO, arXiv 2602.14386).
+
+    weights: beta_n before normalisation. ``normalised`` divides by the sum of the beta_n whose token exists, so that the
+    end of a response needs no special case. ``disjoint``: tokens of one block share the ratio of the block's first token;
+    otherwise a window slides with the token. ahead_log_ratio_BTK: d of the multi-token heads, [..., n - 1] for token t+n;
+    without it the model's own d_i,t+n is used. Responses must be contiguous in their rows."""
+    exists_BT = mask_BT.to(log_ratio_BT.dtype)
+    total_BT, weight_BT = weights[0] * log_ratio_BT, weights[0] * exists_BT
+    for n, beta in enumerate(weights[1 : mask_BT.shape[-1]], start=1):
+        exists_ahead_BT = _shift(exists_BT, n)
+        ahead_BT = _shift(log_ratio_BT, n) if ahead_log_ratio_BTK is None else ahead_log_ratio_BTK[..., n - 1] * exists_ahead_BT
+        total_BT = total_BT + beta * ahead_BT
+        weight_BT = weight_BT + beta * exists_ahead_BT
+    if normalised:
+        total_BT = total_BT / weight_BT.masked_fill(~mask_BT, 1.0)
+    if disjoint:
+        position_BT = (mask_BT.cumsum(dim=-1) - 1).clamp(min=0)
+        column_T = torch.arange(mask_BT.shape[-1], device=mask_BT.device)
+        first_BT = (column_T - position_BT % len(weights)).clamp(min=0)
+        total_BT = total_BT.gather(-1, first_BT)
+    return exp_ratio(total_BT)
+
+
+def _shift(values_BT: Tensor, n: int) -> Tensor:
+    """values[t + n], zeros beyond the end."""
+    return torch.nn.functional.pad(values_BT[:, n:], (0, n))

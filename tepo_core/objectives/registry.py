@@ -1,0 +1,258 @@
+"""The registry: a preset is a surrogate with default options; a method is a preset with its options resolved and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch import Tensor
+
+from tepo_core.config import ConfigError
+from tepo_core.objectives import metrics, population
+from tepo_core.objectives.aggregate import aggregate
+from tepo_core.objectives.options import ClipCov, Common, KLCov
+from tepo_core.objectives.penalties import kl_penalty, penalty_mask
+from tepo_core.objectives.surrogates import Surrogate
+from tepo_core.objectives.types import LossOutput, MiniBatchTotals, TokenBatch, TokenOutput
+from tepo_core.objectives.validation import validate
+
+Objective = Callable[[TokenBatch, Any], Surrogate]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named objective. surrogate(batch, options) returns the terms of J. status: ``known`` (from the paper's text or code),
+    ``reconstructed`` (parts of it are unknown and options), or ``own``."""
+
+    name: str
+    surrogate: Objective
+    options: type[Common]
+    defaults: Mapping[str, Any]
+    source: str
+    status: str
+
+
+PRESETS: dict[str, Preset] = {}
+
+
+def register(
+    name: str, options: type[Common] = Common, *, source: str, status: str = "own", **defaults: Any
+) -> Callable[[Objective], Objective]:
+    """Decorator: make ``surrogate(batch, options) -> Surrogate`` a method called ``name``.
+
+    options: its options class; the method uses exactly these fields and refuses others. ``defaults`` override the class's.
+    Several presets may share one function. Raises :class:`ConfigError` for a name in use or defaults that do not validate."""
+
+    def add(surrogate: Objective) -> Objective:
+        if name in PRESETS:
+            raise ConfigError(f"objective {name!r} is registered already; choose another name")
+        preset = Preset(name, surrogate, options, defaults, source, status)
+        _settings(preset, {}, f"objective {name}")
+        PRESETS[name] = preset
+        return surrogate
+
+    return add
+
+
+def resolve(name: str, variants: Mapping[str, Mapping[str, Any]] | None = None) -> Method:
+    """The method called ``name``: a key of ``variants`` ({preset: ..., option: value}) or a preset.
+
+    Options given as mappings (kl, block) are merged into the preset's. ``train`` inside a variant is not an option of the
+    objective. Raises :class:`ConfigError` naming the option, its value and what is allowed."""
+    variant = dict((variants or {}).get(name, {"preset": name}))
+    where = f"variants.{name}" if name in (variants or {}) else f"method {name}"
+    preset_name = variant.pop("preset", name)
+    variant.pop("train", None)
+    if preset_name not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise ConfigError(f"{where}: preset {preset_name!r} is unknown; allowed: {known}, or a key of variants")
+    preset = PRESETS[preset_name]
+    return Method(name, preset, _settings(preset, variant, where))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A resolved objective: frozen, validated. See :meth:`loss`."""
+
+    name: str
+    _preset: Preset
+    settings: Common
+
+    @property
+    def preset(self) -> str:
+        """Name of the preset."""
+        return self._preset.name
+
+    @property
+    def source(self) -> str:
+        """Where the equation comes from."""
+        return self._preset.source
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Every option the method uses with its resolved value, as JSON types."""
+        return self.settings.model_dump(mode="json")
+
+    @property
+    def advantage(self) -> str:
+        """Kind of advantage: group, centred or loo (see :mod:`tepo_core.advantages`)."""
+        return self.settings.advantage
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether ``ref_logprobs_BT`` must be given (unless the exact KL is)."""
+        kl = self.settings.kl
+        return kl is not None and kl.reference == "ref"
+
+    @property
+    def needs_exact_kl(self) -> bool:
+        """Whether ``exact_kl_BT`` must be given, with gradient when it is the gradient estimator."""
+        kl = self.settings.kl
+        return kl is not None and "exact" in (kl.estimator, kl.gradient)
+
+    @property
+    def needs_population(self) -> bool:
+        """Whether :meth:`select` must run on the whole mini-batch before the loss."""
+        return isinstance(self.settings, (ClipCov, KLCov)) or self.settings.entropy_test == "covariance"
+
+    @property
+    def needs_mtp(self) -> bool:
+        """Whether log-probs of multi-token-prediction heads must be given."""
+        return self.mtp_modules > 0
+
+    @property
+    def mtp_modules(self) -> int:
+        """Number of multi-token-prediction modules the policy must have: K - 1, or 0."""
+        block = getattr(self.settings, "block", None)
+        return block.size - 1 if block is not None and block.logprobs == "mtp" else 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the loss itself (not only its metrics) reads ``entropy_BT``."""
+        return self.needs_entropy_grad or self.settings.entropy_test in ("exact", "first_order")
+
+    @property
+    def needs_entropy_grad(self) -> bool:
+        """Whether ``entropy_BT`` must carry gradient (entropy bonus)."""
+        return self.settings.entropy_bonus > 0
+
+    def select(
+        self,
+        logprobs_BT: Tensor,
+        advantages_BT: Tensor,
+        mask_BT: Tensor,
+        generator: torch.Generator,
+        group: dist.ProcessGroup | None = None,
+    ) -> Tensor:
+        """Tokens chosen by their covariance over the WHOLE mini-batch (and all ranks of ``group``), bool [B, T].
+
+        KL-Cov: the largest. Clip-Cov: a random few inside the band (these are dropped). entropy_test covariance: all with
+        Cov > 0. Seed ``generator`` per (run, step, update), equal on all ranks."""
+        logprobs_N, mine = population.gather_tokens(logprobs_BT.detach()[mask_BT], group)
+        advantages_N, _ = population.gather_tokens(advantages_BT[mask_BT], group)
+        covariance_N = population.centred_products(logprobs_N, advantages_N)
+        match self.settings:
+            case ClipCov(share=share, band=(low, high)):
+                chosen_N = population.random_in_band(covariance_N, share, low, high, generator)
+            case KLCov(share=share):
+                chosen_N = population.largest(covariance_N, share)
+            case _:
+                chosen_N = covariance_N > 0
+        return torch.zeros_like(mask_BT).masked_scatter(mask_BT, chosen_N[mine])
+
+    def validate(self, batch: TokenBatch) -> None:
+        """Check a mini-batch before the loss; reads values, so it synchronises: call it once, outside the hot path.
+
+        Raises :class:`BatchError` naming the tensor and the response: shapes, NaN or infinite log-probs, no token at all,
+        a tensor that the method needs and that is missing, advantages that vary inside a response where one is needed."""
+        validate(self, batch)
+
+    def loss(self, batch: TokenBatch, totals: MiniBatchTotals, *, credit: bool = False) -> LossOutput:
+        """Loss -J of a micro-batch, divided by the denominators of the whole mini-batch. Never synchronises with a device.
+
+        J = aggregate(surrogate - beta * mask * KL + bonus * H). ``credit`` adds |dJ/dlogprob| of every token.
+        A backward pass per micro-batch, gradients added (over ranks too), gives the gradient of the mini-batch."""
+        options, tokens = self.settings, batch.cleaned()
+        surrogate = self._preset.surrogate(tokens, options)  # ratio and clip
+        terms_BT, kl_BT, charged_BT = surrogate.terms_BT, None, torch.zeros_like(batch.mask_BT)
+        if tokens.weights_BT is not None:
+            terms_BT = terms_BT * tokens.weights_BT
+        if (kl := options.kl) is not None:
+            kl_BT = kl_penalty(
+                tokens, reference=kl.reference, direction=kl.direction, estimator=kl.estimator, gradient=kl.gradient
+            )
+            charged_BT = penalty_mask(tokens, kl.mask, options.entropy_test, options.entropy_margin)
+            terms_BT = terms_BT - kl.beta * torch.where(charged_BT, kl_BT, 0.0)
+        if options.entropy_bonus > 0:
+            terms_BT = terms_BT + options.entropy_bonus * tokens.entropy_BT
+        loss = -aggregate(terms_BT, batch.mask_BT, totals, options.aggregate)
+        gradient_BT = token_gradient(loss, batch) if credit else None
+        with torch.no_grad():
+            return self._output(loss, tokens, surrogate, kl_BT, charged_BT, gradient_BT)
+
+    def _output(
+        self,
+        loss: Tensor,
+        tokens: TokenBatch,
+        surrogate: Surrogate,
+        kl_BT: Tensor | None,
+        charged_BT: Tensor,
+        gradient_BT: Tensor | None,
+    ) -> LossOutput:
+        clipped_BT = metrics.clipped_tokens(surrogate, tokens.mask_BT)
+        ratio_BT = surrogate.ratio_BT.detach().expand_as(tokens.mask_BT)
+        return LossOutput(
+            loss=loss,
+            sums=metrics.token_sums(tokens, surrogate, clipped_BT, kl_BT, charged_BT),
+            extremes=metrics.extremes(surrogate, tokens.mask_BT),
+            token=TokenOutput(ratio_BT, clipped_BT, charged_BT, gradient_BT),
+        )
+
+
+def token_gradient(loss: Tensor, batch: TokenBatch) -> Tensor:
+    """|dJ/dlogprob| of every token, [B, T], by autograd down to the log-probs only, so right for every ratio.
+
+    What a multi-token head says about o_t+n counts for token t+n. Zero where the loss does not depend on a token."""
+    heads = batch.mtp_logprobs_BTK
+    inputs = [batch.logprobs_BT] if heads is None else [batch.logprobs_BT, heads]
+    own, *ahead = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True, materialize_grads=True)
+    gradient_BT = own.clone()
+    for n in range(1, heads.shape[-1] + 1 if ahead else 1):
+        gradient_BT[:, n:] += ahead[0][:, :-n, n - 1]
+    return gradient_BT.abs_()
+
+
+def _settings(preset: Preset, overrides: Mapping[str, Any], where: str) -> Common:
+    """Validated options: class defaults, preset defaults, overrides; kl and block merge key by key."""
+    used = preset.options.model_fields
+    for option in overrides:
+        if option not in used:
+            kind = "does not use option" if option in _every_option() else "has no option"
+            raise ConfigError(f"{where}: {preset.name} {kind} {option!r}; it uses: {', '.join(sorted(used))}")
+    values = dict(preset.defaults)
+    for option, value in overrides.items():
+        merges = isinstance(value, Mapping) and isinstance(values.get(option), Mapping)
+        values[option] = {**values[option], **value} if merges else value
+    try:
+        return preset.options.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(fault, preset, where) for fault in error.errors())) from None
+
+
+def _every_option() -> set[str]:
+    return {option for preset in PRESETS.values() for option in preset.options.model_fields}
+
+
+def _explain(fault: Mapping[str, Any], preset: Preset, where: str) -> str:
+    path = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":
+        group: Any = next(a for a in preset.options.model_fields[path[0]].annotation.__args__ if hasattr(a, "model_fields"))
+        return f"{where}: {path[0]} has no option {path[1]!r}; allowed: {', '.join(sorted(group.model_fields))}"
+    given = "" if isinstance(fault["input"], Mapping) or not path else f" = {fault['input']!r}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {'.'.join(path)}{given}: {message}" if path else f"{where}: {message}"
