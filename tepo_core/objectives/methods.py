@@ -128,7 +128,7 @@ def kl_cov(batch: TokenBatch, options: KLCov) -> Surrogate:
 
 
 register(
-    "holder", Clipped, source="arXiv 2605.12058", status="reconstructed",
+    "holder", Clipped, source="arXiv 2605.12058", status="known",
     ratio="power_mean", p=1.0, aggregate=SEQUENCE_MEAN, clip=(0.2, 0.2),
 )(clipped)  # fmt: skip
 register(

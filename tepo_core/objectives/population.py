@@ -14,20 +14,20 @@ from torch import Tensor
 
 
 def centred_products(logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
-    """Cov_n = (log pi_n - mean log pi)(A_n - mean A), means over the N tokens given (arXiv 2505.22617, eq. 10)."""
+    """Cov_n = (log pi_n - mean log pi)(A_n - mean A), means over the N tokens given (arXiv 2505.22617)."""
     logprobs_N, advantages_N = logprobs_N.detach().double(), advantages_N.detach().double()
     return (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
 
 
 def largest(covariance_N: Tensor, share: float) -> Tensor:
-    """The floor(share * N) tokens with the largest covariance, bool [N] (KL-Cov, eq. 13)."""
+    """The floor(share * N) tokens with the largest covariance, bool [N] (KL-Cov)."""
     chosen_N = torch.zeros_like(covariance_N, dtype=torch.bool)
     chosen_N[covariance_N.topk(math.floor(share * covariance_N.numel())).indices] = True
     return chosen_N
 
 
 def random_in_band(covariance_N: Tensor, share: float, low: float, high: float, generator: torch.Generator) -> Tensor:
-    """At most floor(share * N) tokens drawn from those with low < Cov < high, bool [N] (Clip-Cov, eq. 11).
+    """At most floor(share * N) tokens drawn from those with low < Cov < high, bool [N] (Clip-Cov).
 
     The draw runs over candidates sorted by covariance, so it does not depend on where a token sits in the batch."""
     order_N = covariance_N.argsort()

@@ -27,12 +27,13 @@ def token_ratio(log_ratio_BT: Tensor) -> Tensor:
 
 
 def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """s_i = exp(mean_t d_it), [B, 1]: the geometric mean of the token ratios (GSPO, eq. 7; TEPO)."""
+    """s_i = exp(mean_t d_it), [B, 1]: the geometric mean of the token ratios (GSPO, arXiv 2507.18071 sec. 4.1; TEPO)."""
     return exp_ratio(response_mean(log_ratio_BT, mask_BT))
 
 
 def sequence_token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """sg[s_i] * pi_theta / sg[pi_theta], [B, T]: the value of s_i with the gradient of the token itself (GSPO-token)."""
+    """sg[s_i] * pi_theta / sg[pi_theta], [B, T]: the value of s_i with the gradient of the token itself (GSPO-token,
+    arXiv 2507.18071 sec. 4.3)."""
     sequence_B1 = sequence_ratio(log_ratio_BT, mask_BT).detach()
     return sequence_B1 * (log_ratio_BT - log_ratio_BT.detach()).exp()
 

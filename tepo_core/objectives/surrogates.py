@@ -54,7 +54,7 @@ def ppo_clip(ratio_BT: Tensor, advantages_BT: Tensor, clip: Bounds | None, dual_
 
 
 def geometric_clip(log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: Bounds | None) -> Surrogate:
-    """A_i exp(mean_t d'_it), d' = d limited to [-eps_low, eps_high] on the side that A would push it (GMPO, eq. 4)."""
+    """A_i exp(mean_t d'_it), d' = d limited to [-eps_low, eps_high] on the side that A would push it (GMPO)."""
     low, high = clip or (None, None)
     bounds = (None if low is None else -low, high)
     limited_BT = log_ratio_BT
