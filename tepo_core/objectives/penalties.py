@@ -25,13 +25,13 @@ def kl_estimate(difference_BT: Tensor, estimator: str) -> Tensor:
 
 def kl_penalty(batch: TokenBatch, *, reference: str, direction: str, estimator: str, gradient: str) -> Tensor:
     """KL a token, [B, T]: the value of ``estimator`` with the gradient of ``gradient``. ``batch`` is cleaned."""
-    reference_BT = batch.old_logprobs_BT if reference == "old" else batch.ref_logprobs_BT
-    difference_BT = batch.logprobs_BT - reference_BT
-    if direction == "reference_policy":
-        difference_BT = -difference_BT
 
     def estimate(kind: str) -> Tensor:
-        return batch.exact_kl_BT if kind == "exact" else kl_estimate(difference_BT, kind)
+        if kind == "exact":
+            return batch.exact_kl_BT
+        reference_BT = batch.old_logprobs_BT if reference == "old" else batch.ref_logprobs_BT
+        difference_BT = batch.logprobs_BT - reference_BT
+        return kl_estimate(difference_BT if direction == "policy_reference" else -difference_BT, kind)
 
     if gradient == estimator:
         return estimate(estimator)

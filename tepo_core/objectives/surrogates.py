@@ -77,5 +77,6 @@ def weighted_log_likelihood(ratio_BT: Tensor, logprobs_BT: Tensor, advantages_BT
 
 def soft_gate(ratio_BT: Tensor, advantages_BT: Tensor, tau_positive: float, tau_negative: float) -> Surrogate:
     """(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A (SAPO, arXiv 2511.20347): slope A at r = 1, then fading."""
-    tau_BT = torch.where(advantages_BT > 0, tau_positive, tau_negative)
+    positive_BT = (advantages_BT > 0).to(ratio_BT.dtype)
+    tau_BT = tau_negative + (tau_positive - tau_negative) * positive_BT
     return Surrogate(4.0 / tau_BT * torch.sigmoid(tau_BT * (ratio_BT - 1.0)) * advantages_BT, ratio_BT)
