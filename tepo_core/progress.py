@@ -58,7 +58,9 @@ class Progress:
         if not self._first and step < self.total and now - self._printed < self.every:
             return
         parts = [f"{step}/{self.total}"]
-        parts += [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]
+        parts += [
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+        ]
         if self._tokens and now > self._started:
             parts.append(f"{self._tokens / (now - self._started):,.0f} tokens/s")
         left = (now - self._started) / self._steps * (self.total - step)

@@ -1,0 +1,35 @@
+"""The kernel process that the runner starts: ipykernel, which ends together with its runner.
+
+Started as ``python -m tepo_core.pipeline.kernel -f CONNECTION_FILE``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+POLL_SECONDS = 0.3
+
+
+def end_with(parent: int) -> None:
+    """Kill this process group (the kernel and its workers) as soon as ``parent`` is no longer the parent. Never returns."""
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    # Only a group that the kernel leads: when started by hand from a shell, the group holds other processes too.
+    if os.getpgid(0) == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def main() -> None:
+    """Start the watch, then the kernel."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    from ipykernel.kernelapp import launch_new_instance
+
+    launch_new_instance()
+
+
+if __name__ == "__main__":
+    main()

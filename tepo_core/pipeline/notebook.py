@@ -1,0 +1,41 @@
+"""The first line of every stage's notebook: where am I, what are the parameters, where do results go."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tepo_core.config import Study, find_root
+from tepo_core.pipeline.stages import AXES, OUT, Run, check_run
+from tepo_core.pipeline.validate import load_validated
+
+
+@dataclass(frozen=True)
+class Context:
+    """The study's parameters, the project's folder, the run's axes, and the folder to write to."""
+
+    study: Study
+    root: Path
+    task: str | None
+    method: str | None
+    seed: int | None
+    out: Path
+
+
+def begin(
+    stage: str, task: str | None = None, method: str | None = None, seed: int | None = None, out: str | None = None
+) -> Context:
+    """Context of one run. Works from the project's folder and from ``notebooks/``.
+
+    By hand, axes left None are the study's first ones, and results go to the run's standard folder.
+    Raises ConfigError and StageError as the runner does."""
+    root = find_root()
+    study = load_validated(root / "params.yaml")
+    first = {"task": study.tasks[0], "method": study.methods[0], "seed": study.seeds[0]}
+    given = {"task": task, "method": method, "seed": seed}
+    axes = {axis: first[axis] if given[axis] is None else given[axis] for axis in AXES[stage]}
+    run = Run(stage, **axes)
+    check_run(study, run)
+    folder = Path(out or os.environ.get(OUT) or root / run.folder)
+    return Context(study, root, run.task, run.method, run.seed, folder)

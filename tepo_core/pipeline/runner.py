@@ -1,0 +1,189 @@
+"""Runs one stage: checks its inputs, executes its notebook in a fresh kernel, and puts the results in place at the end.
+
+``python -m tepo_core.pipeline.runner train --task facts --method grpo --seed 0`` is what DVC starts (through ``bin/stage``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from tepo_core.config import ConfigError, Study, find_root
+from tepo_core.pipeline.processes import LockError, end_with_dvc, run_lock
+from tepo_core.pipeline.records import (
+    RecordError,
+    check_inputs,
+    check_space,
+    complete,
+    explain_os_error,
+    put_in_place,
+    record_timing,
+)
+from tepo_core.pipeline.stages import AXES, OUT, Run, StageError, check_run
+from tepo_core.pipeline.validate import load_validated
+from tepo_core.progress import CHANNEL, duration
+
+
+class RunFailed(RuntimeError):
+    """The notebook of a stage failed; the message says where it is kept."""
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM. A KeyboardInterrupt, so that it gets through an event loop as Ctrl-C does."""
+
+
+def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
+    """Execute a run's notebook and put what it wrote in place. Nothing half-made remains when it fails.
+
+    Raises ConfigError, StageError, LockError, RecordError, NotebookError before the work; RunFailed for the notebook."""
+    study = load_validated(root / "params.yaml")
+    check_run(study, run)
+    source = root / notebooks / f"{run.stage}.ipynb"
+    with run_lock(root, run):
+        check_inputs(root, run, study)
+        check_space(root)
+        started = time.monotonic()
+        work = root / ".tepo" / "work" / run.slug
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            _execute(root, run, study, source, work)
+            put_in_place(root, run, work / "out")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        seconds = time.monotonic() - started
+        record_timing(root, run, study.profile, seconds)
+    print(f"{run.label}: done in {duration(seconds)}", flush=True)
+
+
+def _execute(root: Path, run: Run, study: Study, source: Path, work: Path) -> None:
+    from tepo_core.pipeline.execute import NotebookFailed, execute, to_text
+
+    out = work / "out"
+    out.mkdir(parents=True)
+    environment = {
+        OUT: str(out),
+        CHANNEL: str(work / "progress"),
+        "PYTHONHASHSEED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if study.policy.source == "tiny":  # nothing of this study is on a hub, so nothing may ask one
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    kept = root / ".tepo" / "failed" / f"{run.slug}.ipynb"
+    kept.unlink(missing_ok=True)
+    hidden = {str(out): run.folder.as_posix(), str(root) + os.sep: "", str(root): "."}
+    try:
+        with follow(work / "progress"):
+            executed = execute(
+                source,
+                run.parameters,
+                cwd=root,
+                environment=environment,
+                partial=work / "partial.ipynb",
+                replacements=hidden,
+                stdout=sys.stdout,
+                stderr=sys.stderr,
+            )
+    except NotebookFailed as failure:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(to_text(failure.notebook), encoding="utf-8")
+        raise RunFailed(
+            f"{run.label}: {failure}\n  the notebook as far as it came: {kept.relative_to(root)}"
+        ) from failure
+    complete(out, run)
+    place = out / "notebooks" / "report.ipynb" if run.stage == "report" else out / "notebook.ipynb"
+    place.write_text(to_text(executed), encoding="utf-8")
+
+
+@contextmanager
+def follow(path: Path) -> Iterator[None]:
+    """Print the lines that appear in a file, as they appear (see :mod:`tepo_core.progress`)."""
+    path.touch()
+    ended = threading.Event()
+
+    def forward() -> None:
+        with open(path, encoding="utf-8") as file:
+            while True:
+                last = ended.is_set()
+                if text := file.read():
+                    print(text, end="", flush=True)
+                if last:
+                    return
+                ended.wait(0.2)
+
+    thread = threading.Thread(target=forward, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def normalise_stage(root: Path) -> None:
+    """Validate ``params.yaml`` and write ``build/``, which the other stages depend on."""
+    from tepo_core.pipeline.normalise import write_build
+
+    write_build(root, load_validated(root / "params.yaml"))
+
+
+def guarded(action: object, *arguments: object) -> int:
+    """Call ``action`` and turn what can go wrong into a message and an exit code."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        action(*arguments)  # type: ignore[operator]
+        return 0
+    except OSError as error:
+        return _say(f"error: {explain_os_error(error)}", 1)
+    except KeyboardInterrupt as error:
+        code = 143 if isinstance(error, Stopped) else 130
+        return _say("stopped: nothing half-made was kept; the same command goes on where this one ended", code)
+    except Exception as error:
+        from tepo_core.pipeline.normalise import NotebookError
+
+        if isinstance(error, (ConfigError, StageError, LockError, RecordError, RunFailed, NotebookError)):
+            return _say(f"error: {error}", 1)
+        raise
+
+
+def _say(text: str, code: int) -> int:
+    print(text, file=sys.stderr, flush=True)
+    return code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of ``bin/stage``."""
+    parser = argparse.ArgumentParser(prog="bin/stage", description=__doc__.splitlines()[0])
+    parser.add_argument("stage", choices=["normalise", *AXES])
+    parser.add_argument("--task")
+    parser.add_argument("--method")
+    parser.add_argument("--seed", type=int)
+    given = parser.parse_args(arguments)
+    end_with_dvc()
+
+    def action() -> None:
+        root = find_root()
+        if given.stage == "normalise":
+            normalise_stage(root)
+        else:
+            run_stage(root, Run(given.stage, given.task, given.method, given.seed))
+
+    return guarded(action)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # an interrupted event loop must not hold up the end, nor print about its pending tasks

@@ -1,0 +1,118 @@
+"""The stages of the pipeline: which runs a study has, where each writes, and what it reads.
+
+Light on purpose (nothing but the standard library): the command line and the runner start fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tepo_core.config import Study
+
+AXES: dict[str, tuple[str, ...]] = {
+    "prepare": (),
+    "warmup": ("task", "seed"),
+    "train": ("task", "method", "seed"),
+    "evaluate": ("task", "method", "seed"),
+    "evaluate_base": ("task", "seed"),
+    "analyse": (),
+    "report": (),
+}
+REPORT_PARTS = ("index.html", "notebooks", "provenance.json")
+BASE = "base"
+OUT = "TEPO_OUT"  # environment variable: where the notebook of a stage writes; set by the runner, read by its notebook
+
+
+class StageError(ValueError):
+    """A stage is unknown, or was asked for with the wrong axes or values."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a stage, for example ``Run("train", "facts", "grpo", 0)``. Axes that the stage lacks are None."""
+
+    stage: str
+    task: str | None = None
+    method: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.stage not in AXES:
+            raise StageError(f"unknown stage {self.stage!r}; allowed: {', '.join(AXES)}")
+        for axis in ("task", "method", "seed"):
+            given, wanted = getattr(self, axis) is not None, axis in AXES[self.stage]
+            if wanted and not given:
+                raise StageError(f"stage '{self.stage}' needs --{axis}")
+            if given and not wanted:
+                axes = ", ".join(f"--{name}" for name in AXES[self.stage]) or "none"
+                raise StageError(
+                    f"stage '{self.stage}' takes no --{axis} (got {getattr(self, axis)!r}); its options: {axes}"
+                )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The axes and their values, for the notebook's parameters cell."""
+        return {axis: getattr(self, axis) for axis in AXES[self.stage]}
+
+    @property
+    def name(self) -> str:
+        """Folder name: ``facts-grpo-s0``; the base policy's evaluation is ``facts-base-s0``; empty without axes."""
+        method = BASE if self.stage == "evaluate_base" else self.method
+        return "-".join(
+            str(part) for part in (self.task, method, None if self.seed is None else f"s{self.seed}") if part
+        )
+
+    @property
+    def label(self) -> str:
+        return f"{self.stage} {self.name}".strip()
+
+    @property
+    def slug(self) -> str:
+        """The label as a file name."""
+        return self.label.replace(" ", "-")
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes, relative to the project's root."""
+        fixed = {"prepare": "data/prepared", "analyse": "reports/analysis", "report": "reports"}
+        if self.stage in fixed:
+            return Path(fixed[self.stage])
+        return Path("runs", "evaluate" if self.stage == "evaluate_base" else self.stage, self.name)
+
+    def inputs(self, study: Study) -> list[Path]:
+        """Folders that must be complete before the run starts, relative to the root."""
+        if self.stage == "prepare":
+            return []
+        if self.stage in ("analyse", "report"):
+            runs = [r.folder for r in all_runs(study) if r.stage in ("warmup", "train", "evaluate", "evaluate_base")]
+            return runs + ([Run("analyse").folder] if self.stage == "report" else [])
+        data = Run("prepare").folder / f"{self.task}-s{self.seed}"
+        before = {
+            "warmup": [],
+            "train": [Run("warmup", self.task, seed=self.seed).folder],
+            "evaluate_base": [Run("warmup", self.task, seed=self.seed).folder],
+            "evaluate": [Path("runs", "train", self.name)],
+        }[self.stage]
+        return [data, *before]
+
+
+def all_runs(study: Study) -> Iterator[Run]:
+    """Every run of the study, in the order of the pipeline."""
+    for stage, axes in AXES.items():
+        values = [{"task": study.tasks, "method": study.methods, "seed": study.seeds}[axis] for axis in axes]
+        for combination in product(*values):
+            yield Run(stage, **dict(zip(axes, combination, strict=True)))
+
+
+def check_run(study: Study, run: Run) -> None:
+    """Raise :class:`StageError` when the run is not one of the study's."""
+    for axis, allowed in (("task", study.tasks), ("method", study.methods), ("seed", study.seeds)):
+        value = getattr(run, axis)
+        if value is not None and value not in allowed:
+            listed = ", ".join(map(str, allowed))
+            raise StageError(f"--{axis} {value}: not in params.yaml's {axis}s; allowed: {listed}; add it there first")

@@ -1,0 +1,121 @@
+"""Everything that can be known to be wrong before work starts.
+
+:func:`load_validated` is called by ``make repro`` before DVC, and again at the start of every stage. What it found right is
+remembered under ``.tepo/``, keyed by the file and by the code that judged it, so that the check costs nothing the next time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from pathlib import Path
+
+from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Strict, Study, load_study
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def load_validated(path: str | Path = "params.yaml") -> Study:
+    """Read ``params.yaml``, check each parameter, that none is left out, and that tasks, splits and methods exist.
+
+    Raises :class:`ConfigError` naming the parameter, its value and what is allowed."""
+    path = Path(path)
+    study = load_study(path)
+    marker = path.parent / ".tepo" / "validated"
+    key = _key(path)
+    if marker.is_file() and marker.read_text(encoding="utf-8") == key:
+        return study
+    check(study, path.name)
+    # A policy folder can change behind the parameters, so its check is never remembered.
+    if (path.parent / "dvc.yaml").is_file() and not is_folder(study.policy.source):
+        try:
+            marker.parent.mkdir(exist_ok=True)
+            marker.write_text(key, encoding="utf-8")
+        except OSError:
+            pass  # a read-only tree can still be checked, only more slowly
+    return study
+
+
+def check(study: Study, where: str = "params.yaml") -> None:
+    """The checks that the typed parameters cannot make on their own. Raises :class:`ConfigError` listing every fault."""
+    faults = _missing(study, where)
+    faults += _tasks(study, where)
+    faults += _methods(study, where)
+    if is_folder(study.policy.source):
+        faults += _policy_folder(study, where)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def is_folder(source: str) -> bool:
+    """Whether ``policy.source`` means a folder (it exists, or is written like a path) and not a hub id."""
+    return source != "tiny" and (source.startswith((".", "/", "~")) or Path(source).is_dir())
+
+
+def _missing(study: Study, where: str) -> list[str]:
+    # DVC sees only what the file holds: a default that changed in the code would not make a stage stale.
+    names = [name for name in Study.model_fields if name not in study.model_fields_set]
+    for group in (name for name in Study.model_fields if name in study.model_fields_set):
+        value = getattr(study, group)
+        if isinstance(value, Strict):
+            names += [f"{group}.{name}" for name in type(value).model_fields if name not in value.model_fields_set]
+    if not names:
+        return []
+    return [f"{where}: parameters missing: {', '.join(names)}; each must be given (profiles/quick.yaml explains them)"]
+
+
+def _tasks(study: Study, where: str) -> list[str]:
+    faults = []
+    for task in study.tasks:
+        if task not in ARITHMETIC_TASKS:
+            faults.append(
+                f"{where}: tasks: unknown task {task!r}{_near(task, ARITHMETIC_TASKS)}; "
+                f"allowed: {', '.join(ARITHMETIC_TASKS)}"
+            )
+    allowed = ["train", "validation", "test", "long", *study.data.eval_sets]
+    for split in study.evaluate.splits:
+        if split not in allowed:
+            faults.append(
+                f"{where}: evaluate.splits: unknown split {split!r}{_near(split, allowed)}; allowed: {', '.join(allowed)}"
+            )
+    return faults
+
+
+def _methods(study: Study, where: str) -> list[str]:
+    from tepo_core.objectives.methods import resolve  # imports torch: only when something has to be checked
+
+    faults = []
+    for name in dict.fromkeys([*study.methods, *study.variants]):
+        try:
+            resolve(name, study.variants)
+            if not isinstance(study.variants.get(name, {}).get("train", {}), dict):
+                raise ConfigError(f"variants.{name}.train: must be a mapping of training parameters")
+            study.train_for(name)
+        except ConfigError as error:
+            text = str(error)
+            faults.append(text if text.startswith(where) else f"{where}: {text}")
+    return faults
+
+
+def _policy_folder(study: Study, where: str) -> list[str]:
+    from tepo_core.policy import _check_folder
+
+    try:
+        _check_folder(Path(study.policy.source).expanduser())
+    except ConfigError as error:
+        return [f"{where}: policy.source = {study.policy.source!r}: {error}"]
+    return []
+
+
+def _near(name: str, allowed: list[str] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, allowed, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _key(path: Path) -> str:
+    """Hash of the parameters and of the code that decides whether they are right."""
+    sources = [PACKAGE / "config.py", Path(__file__), *sorted((PACKAGE / "objectives").glob("*.py"))]
+    joined = hashlib.sha256(path.read_bytes())
+    for source in sources:
+        joined.update(source.name.encode() + source.read_bytes())
+    return joined.hexdigest()
