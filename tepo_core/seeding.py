@@ -25,3 +25,15 @@ def numpy_generator(*labels: str | int) -> np.random.Generator:
 def torch_generator(*labels: str | int, device: str = "cpu") -> torch.Generator:
     """Torch generator for the labels."""
     return torch.Generator(device=device).manual_seed(derive_seed(*labels))
+
+
+def epoch_rows(position: int, size: int, available: int, *labels: str | int) -> list[int]:
+    """Rows ``position .. position + size`` of an endless stream over ``available`` rows, freshly permuted every epoch.
+
+    The stream depends on the labels alone, so a position is all that has to be saved to continue it."""
+    rows: list[int] = []
+    while len(rows) < size:
+        epoch, offset = divmod(position + len(rows), available)
+        order = numpy_generator(*labels, "epoch", epoch).permutation(available)
+        rows.extend(int(row) for row in order[offset : offset + size - len(rows)])
+    return rows

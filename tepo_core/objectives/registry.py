@@ -141,6 +141,13 @@ class Method:
         """Whether ``entropy_BT`` must carry gradient (entropy bonus)."""
         return self.settings.entropy_bonus > 0
 
+    @property
+    def inert_without_advantage(self) -> bool:
+        """Whether a response whose advantage is 0 adds nothing to the gradient, so that its forward pass may be left out."""
+        kl = self.settings.kl
+        charged = kl is not None and kl.beta > 0 and kl.mask not in ("tepo", "positive")
+        return not (self.needs_population or self.needs_entropy_grad or charged)
+
     def select(
         self,
         logprobs_BT: Tensor,

@@ -74,8 +74,11 @@ class TransformersEngine:
                 alive, token_A, mask_BS, position_A = alive[keep], token_A[keep], mask_BS[keep], position_A[keep]
             mask_BS = torch.cat([mask_BS, mask_BS.new_ones(len(alive), 1)], dim=-1)
             output = self.model(
-                input_ids=token_A[:, None], attention_mask=mask_BS, position_ids=position_A[:, None],
-                past_key_values=cache, use_cache=True,
+                input_ids=token_A[:, None],
+                attention_mask=mask_BS,
+                position_ids=position_A[:, None],
+                past_key_values=cache,
+                use_cache=True,
             )
             logits_BV, position_A = output.logits[:, -1].float(), position_A + 1
         lengths = lengths_B.tolist()
@@ -101,8 +104,12 @@ class TransformersEngine:
         ids_PS, mask_PS = ids_PS.to(device), mask_PS.to(device)
         cache = DynamicCache(config=self.model.config)
         output = self.model(
-            input_ids=ids_PS, attention_mask=mask_PS, position_ids=(mask_PS.cumsum(-1) - 1).clamp(min=0),
-            past_key_values=cache, use_cache=True, logits_to_keep=1,
+            input_ids=ids_PS,
+            attention_mask=mask_PS,
+            position_ids=(mask_PS.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
         cache.batch_repeat_interleave(n)
         return output.logits[:, -1].float().repeat_interleave(n, 0), cache, mask_PS.repeat_interleave(n, 0)

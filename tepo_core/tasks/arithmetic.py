@@ -117,7 +117,9 @@ def true_results(task: str, digits: list[int], signs: list[str]) -> list[int]:
     return results
 
 
-def make_problem(task: str, seed: int, split: str, index: int, digits: list[int], signs: list[str], facts: dict[str, Fact]) -> Problem:
+def make_problem(
+    task: str, seed: int, split: str, index: int, digits: list[int], signs: list[str], facts: dict[str, Fact]
+) -> Problem:
     results = true_results(task, digits, signs)
     before = [digits[0], *results[:-1]]
     steps = [

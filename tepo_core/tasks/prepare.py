@@ -42,8 +42,14 @@ class Prepared:
         rows = []
         for name in self.manifests:
             for problem in read_problems(self.out / name / f"{split}.jsonl")[:count]:
-                rows.append({"data set": name, "prompt": problem.prompt, "answer": problem.answer,
-                             "solution": problem.meta.get("solution", "")})
+                rows.append(
+                    {
+                        "data set": name,
+                        "prompt": problem.prompt,
+                        "answer": problem.answer,
+                        "solution": problem.meta.get("solution", ""),
+                    }
+                )
         return pd.DataFrame(rows)
 
 
@@ -67,8 +73,12 @@ def prepare(study: Study, root: Path, out: Path | None = None) -> Prepared:
 
 def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path) -> dict[str, Any]:
     facts = arithmetic.plant_facts(task, seed) if task in arithmetic.PLANS else {}
-    sizes = {"train": study.data.train_size, "validation": study.data.validation_size, "test": study.data.test_size,
-             "long": study.data.long_size}
+    sizes = {
+        "train": study.data.train_size,
+        "validation": study.data.validation_size,
+        "test": study.data.test_size,
+        "long": study.data.long_size,
+    }
     counts = {}
     for split in SPLITS:
         counts[split] = write_problems(
@@ -80,8 +90,16 @@ def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path) -> dic
         (Problem(f"{task}-s{seed}-warmup-{i:05d}", prompt, response, "warmup") for i, (prompt, response) in enumerate(traces)),
     )
     write_json(folder / "facts.json", {key: asdict(fact) for key, fact in facts.items()})
-    return _write_manifest(folder, {"task": task, "seed": seed, "profile": study.profile, "counts": counts,
-                                    "notes": {"bad facts": sum(fact.bad for fact in facts.values())}})
+    return _write_manifest(
+        folder,
+        {
+            "task": task,
+            "seed": seed,
+            "profile": study.profile,
+            "counts": counts,
+            "notes": {"bad facts": sum(fact.bad for fact in facts.values())},
+        },
+    )
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +122,10 @@ def load_split(folder: Path, split: str) -> list[Problem]:
         raise DataError(f"{folder.name} has no split {split!r}; allowed: {known}")
     problems = read_problems(path)
     if sha256(path) != manifest["sha256"][path.name]:
-        raise DataError(f"{path}: changed since 'prepare' wrote it (its hash differs from manifest.json); "
-                        "remove the folder and run 'dvc repro prepare'")
+        raise DataError(
+            f"{path}: changed since 'prepare' wrote it (its hash differs from manifest.json); "
+            "remove the folder and run 'dvc repro prepare'"
+        )
     return problems
 
 
@@ -115,3 +135,8 @@ def load_facts(folder: Path) -> dict[str, arithmetic.Fact]:
     if not path.is_file():
         return {}
     return {key: arithmetic.Fact(**fact) for key, fact in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def grader_kind(task: str) -> str:
+    """Which grader a task's answers need (see :func:`tepo_core.grading.grade.make_grader`)."""
+    return "exact" if task in ARITHMETIC_TASKS else "math"

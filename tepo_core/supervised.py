@@ -1,0 +1,127 @@
+"""The ``warmup`` stage: supervised learning of the base policy on the task's traces. All methods of a seed start from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from tepo_core.checkpoint import Workspace
+from tepo_core.config import Study
+from tepo_core.logprobs import sequence_logprobs
+from tepo_core.policy import Policy, build_tiny, load_policy, resolve_device, save_policy, set_threads
+from tepo_core.progress import Progress
+from tepo_core.run_record import finish, metric_line, metrics_frame, run_config, run_folder, run_name, write_json
+from tepo_core.seeding import epoch_rows
+from tepo_core.tasks.prepare import data_folder, load_split
+from tepo_core.tasks.tokenizer import build_tokenizer
+
+LOG_EVERY = 20
+SAVE_EVERY = 200
+
+
+@dataclass(frozen=True)
+class WarmupResult:
+    """The warmed-up policy's run folder."""
+
+    folder: Path
+    parameters: int
+
+    def table(self) -> pd.DataFrame:
+        """Loss (nats a token) and token accuracy along the warm-up."""
+        frame = metrics_frame(self.folder, "warmup")
+        return frame[["step", "loss", "token_correct", "lr"]].iloc[:: max(1, len(frame) // 10)].set_index("step")
+
+    def figure(self) -> Any:
+        """Loss against steps."""
+        import matplotlib.pyplot as plt
+
+        frame = metrics_frame(self.folder, "warmup")
+        figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
+        axis.plot(frame["step"], frame["loss"], color="#0072B2")
+        axis.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
+        return figure
+
+
+def initial_policy(study: Study, seed: int) -> Policy:
+    """The policy before the warm-up: the built-in tiny model, or the one that ``policy.source`` names."""
+    if study.policy.source == "tiny":
+        return build_tiny(study.policy, build_tokenizer(), seed)
+    return load_policy(study.policy.source, study.policy)
+
+
+def cosine_lr(peak: float, step: int, steps: int) -> float:
+    """Cosine from ``peak`` at step 0 to 0 at ``steps``, after a linear ramp over the first 3 %."""
+    ramp = max(1, round(0.03 * steps))
+    if step < ramp:
+        return peak * (step + 1) / ramp
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - ramp) / max(1, steps - ramp)))
+
+
+def warmup(study: Study, task: str, seed: int, root: Path, out: Path | None = None) -> WarmupResult:
+    """Train the base policy of (task, seed) and write its run folder. Continues where a killed one stopped."""
+    cfg, out = study.warmup, out or run_folder(root, "warmup", task, seed)
+    set_threads(study.compute)
+    device = resolve_device(study.compute)
+    traces = load_split(data_folder(root, task, seed), "warmup") if cfg.steps else []
+    policy = initial_policy(study, seed)
+    policy.model.to(device)
+    key = [cfg.model_dump(), study.policy.model_dump(), study.data.model_dump(), task, seed]
+    work = Workspace(root, f"warmup-{run_name(task, seed)}", key)
+    try:
+        _train(policy, traces, study, seed, work, device, f"warmup {task} s{seed}")
+        out.mkdir(parents=True, exist_ok=True)
+        save_policy(policy, out / "policy")
+        metrics = work.folder / "metrics.jsonl"
+        (out / "metrics.jsonl").write_bytes(metrics.read_bytes() if metrics.exists() else b"")
+        write_json(out / "config.json", run_config(study, "warmup", task, seed, warmup=cfg.model_dump()))
+        finish(out)
+    except BaseException:
+        work.release(remove=False)
+        raise
+    work.release(remove=True)
+    return WarmupResult(out, policy.parameters)
+
+
+def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspace, device: torch.device, label: str) -> None:
+    cfg = study.warmup
+    prompts = [policy.encode(trace.prompt) for trace in traces]
+    eos = policy.tokenizer.eos_token_id
+    responses = [policy.tokenizer(t.answer, add_special_tokens=False)["input_ids"] + [eos] for t in traces]
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
+    start = 0
+    if state := work.load():
+        policy.model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        start = state["step"]
+    progress = Progress(cfg.steps, label)
+    policy.model.train()
+    for step in range(start, cfg.steps):
+        rows = epoch_rows(step * cfg.batch_size, cfg.batch_size, len(traces), seed, "warmup")
+        logprobs_BT, entropy_BT, mask_BT = sequence_logprobs(
+            policy.model, [prompts[r] for r in rows], [responses[r] for r in rows], pad_id=policy.pad_id, temperature=1.0
+        )
+        tokens = mask_BT.sum()
+        loss = -(logprobs_BT * mask_BT).sum() / tokens
+        optimizer.param_groups[0]["lr"] = lr = cosine_lr(cfg.lr, step, cfg.steps)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), cfg.grad_clip)
+        optimizer.step()
+        if (step + 1) % LOG_EVERY == 0 or step + 1 == cfg.steps:
+            # a token counts as correct here when the policy gives it more than half of the mass
+            likely = ((logprobs_BT > math.log(0.5)) & mask_BT).sum()
+            sums = {
+                "loss": (loss * tokens, tokens),
+                "entropy": ((entropy_BT * mask_BT).sum(), tokens),
+                "token_correct": (likely, tokens),
+            }
+            work.append("metrics.jsonl", metric_line("warmup", step + 1, sums, {"lr": lr, "grad_norm": norm}))
+        progress.update(step + 1, tokens=int(tokens), loss=loss.item())
+        if (step + 1) % SAVE_EVERY == 0 and step + 1 < cfg.steps:
+            work.save({"model": policy.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1})
+    policy.model.eval()
