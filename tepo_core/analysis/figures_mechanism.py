@@ -1,0 +1,246 @@
+"""Figures of how training worked: stability, ratio and clipping, TEPO's mask, credit on decisive tokens, which tokens lose entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tepo_core.analysis.plotting import (
+    Book,
+    Drawing,
+    draw_curves,
+    draw_interval,
+    draw_rows,
+    finish_rows,
+    label,
+    legend_below,
+    ranked,
+    trend,
+    zero_line,
+)
+from tepo_core.analysis.style import FAINT, INK, panels
+
+STABILITY = (
+    "reward_volatility",
+    "reward_drawdown",
+    "grad_volatility",
+    "grad_spikes",
+    "kl_old",
+    "length_drift",
+    "zero_variance",
+    "entropy_kept",
+)
+
+
+def stability(book: Book, task: str) -> Drawing | None:
+    """Eight numbers on how steadily each method trained, every seed visible."""
+    methods = book.trained(task)
+    if not methods:
+        return None
+    figure, axes = panels(2, 4, height=0.8 + 0.24 * len(methods))
+    means = {}
+    for i, (axis, metric) in enumerate(zip(axes, STABILITY, strict=True)):
+        means[metric] = draw_rows(axis, book, task, methods, metric, labels=i % 4 == 0)
+        axis.set_title(label(metric))
+        axis.tick_params(axis="x", labelsize=7)
+        axis.locator_params(axis="x", nbins=4)
+        if metric == "length_drift":
+            zero_line(axis, 1.0)
+        elif metric != "entropy_kept":
+            axis.set_xlim(left=min(0.0, axis.get_xlim()[0]))
+    return Drawing(
+        figure,
+        "Stability",
+        "Every seed as a hollow point, mean and interval as a filled one. Volatility is the standard deviation of the change between rollouts; "
+        "drawdown the largest fall of the smoothed reward from its peak; a spike a gradient norm six scaled MADs above the twenty before.",
+        f"Reward volatility: {ranked(means['reward_volatility'])}. Largest drawdown: {ranked(means['reward_drawdown'])}. "
+        f"Gradient spikes: {ranked(means['grad_spikes'], 1)}.",
+    )
+
+
+def ratio_and_clip(book: Book, task: str) -> Drawing | None:
+    """Spread of the importance ratio, share of clipped tokens, and KL to the sampling policy, along training."""
+    methods = book.trained(task)
+    if not methods:
+        return None
+    figure, axes = panels(1, 3, height=3.3)
+    spread = draw_curves(axes[0], book, task, "update", "abs_log_ratio", methods, smooth=5)
+    clip = draw_curves(axes[1], book, task, "update", "clip", methods, smooth=5)
+    kl = draw_curves(axes[2], book, task, "update", "kl_old", methods, smooth=5)
+    axes[0].set(title="|log π − log π_old| per token", xlabel="rollout", ylabel="nats, mean over tokens")
+    axes[1].set(title="share of clipped tokens", xlabel="rollout")
+    axes[2].set(title="KL to the sampling policy (k3)", xlabel="rollout", ylabel="nats per token")
+    for axis in axes:
+        from_zero(axis)
+    legend_below(figure, book, methods)
+    return Drawing(
+        figure,
+        "Ratio, clipping and drift",
+        "Means over seeds and over all updates of a rollout, smoothed over five rollouts. A method clips what its own ratio and range say, so "
+        "the shares are not comparable as strengths.",
+        f"Clipped share at the end: {ranked({m: e[1] for m, e in clip.items()})}. KL: {trend(kl, 5)}. "
+        f"Mean absolute log-ratio at the end: {ranked({m: e[1] for m, e in spread.items()}, 4)}.",
+    )
+
+
+def from_zero(axis) -> None:
+    """The y axis from 0 to a little above the highest curve."""
+    highest = max((float(np.nanmax(line.get_ydata())) for line in axis.lines if len(line.get_ydata())), default=0.0)
+    axis.set_ylim(0, 1.08 * highest if highest > 0 else 1.0)
+
+
+def mask(book: Book, task: str) -> Drawing | None:
+    """What TEPO's mask does: tokens in it, KL charged on them, and the premise that A>0 tokens lose entropy."""
+    methods = book.trained(task)
+    masked = [m for m in methods if np.nansum(book.seeds(task, m, "mask")) > 0]
+    measured = [m for m in methods if len(book.seeds(task, m, "fell"))]
+    if not measured:
+        return None
+    figure, axes = panels(1, 3, height=3.3)
+    share = draw_curves(axes[0], book, task, "update", "mask", masked, smooth=5)
+    charged = draw_curves(axes[1], book, task, "update", "kl_penalty", masked, smooth=5)
+    if not masked:
+        for axis in axes[:2]:
+            axis.text(
+                0.5,
+                0.5,
+                "no method with a mask\nin this study",
+                transform=axis.transAxes,
+                ha="center",
+                va="center",
+                color=FAINT,
+            )
+    axes[0].set(title="tokens in the mask", xlabel="rollout", ylabel="share of tokens")
+    axes[1].set(title="KL charged on them", xlabel="rollout", ylabel="nats, mean over all tokens")
+    for axis in axes[:2]:
+        from_zero(axis)
+    fell = draw_rows(axes[2], book, task, measured, "fell")
+    axes[2].set(title="A>0 tokens whose entropy fell", xlim=(0, 1))
+    zero_line(axes[2], 0.5)
+    if masked:
+        legend_below(figure, book, masked)
+    return Drawing(
+        figure,
+        "TEPO's mask and its premise",
+        "The mask charges KL only where the advantage is positive and the entropy fell. Right: the share of tokens with positive advantage "
+        "whose entropy really fell since sampling, over all updates after the first; if a positive advantage implied falling entropy it would "
+        "be 1.",
+        f"Share of positive-advantage tokens whose entropy fell: {ranked(fell, 2)}. Tokens in the mask at the end: "
+        f"{ranked({m: e[1] for m, e in share.items()})}. KL charged: {trend(charged, 6)}.",
+    )
+
+
+def credit(book: Book, task: str) -> Drawing | None:
+    """Share of gradient weight, entropy change, clipping and mask on the decisive tokens, against their share of tokens."""
+    methods = [m for m in book.trained(task) if len(book.seeds(task, m, "gradient_decisive"))]
+    if not methods:
+        return None
+    figure, axes = panels(1, 4, height=0.9 + 0.34 * len(methods))
+    means = {}
+    names = {
+        "gradient": "gradient weight",
+        "entropy": "entropy change",
+        "clip": "clipped tokens",
+        "mask": "tokens in the mask",
+    }
+    tokens = np.mean([book.level(task, m, "tokens_decisive")["estimate"] for m in methods])
+    for i, (axis, (name, title)) in enumerate(zip(axes, names.items(), strict=True)):
+        means[name] = draw_rows(axis, book, task, methods, f"{name}_decisive", labels=i == 0)
+        axis.axvline(tokens, color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
+        axis.set_title(title)
+        low, high = axis.get_xlim()
+        axis.set_xlim(min(low, 0.0), max(high, tokens * 1.3))
+    return Drawing(
+        figure,
+        "Credit: how much falls on the decisive tokens",
+        "Shares that fall on decisive tokens, the digits whose planted fact is wrong. Dashed line: the decisive tokens' share of all tokens "
+        f"({tokens:.3f}), where a method that cannot tell tokens apart would lie. Every seed is a hollow point.",
+        f"Share of gradient weight on decisive tokens: {ranked(means['gradient'])}; their share of tokens is {tokens:.3f}. "
+        f"Share of entropy change: {ranked(means['entropy'])}.",
+    )
+
+
+def surprise(book: Book, task: str) -> Drawing | None:
+    """Share of A>0 tokens whose entropy fell, by how surprising the token was."""
+    table = book.tables.get("fell_by_surprise")
+    if table is None or not len(table[table["task"] == task]):
+        return None
+    table = table[(table["task"] == task) & (table["tokens"] >= 20)]
+    methods = [m for m in book.methods if m in set(table["method"])]
+    figure, (axis,) = panels(1, 1, width=6.4, height=3.6)
+    ends = {}
+    for method in methods:
+        rows, look = table[table["method"] == method], book.looks[method]
+        axis.plot(
+            rows["surprise"], rows["fell"], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4
+        )
+        if len(rows):
+            ends[method] = (float(rows["fell"].iloc[0]), float(rows["fell"].iloc[-1]))
+    zero_line(axis, 1.0, vertical=False)
+    axis.axvline(0, color=FAINT, linewidth=0.8)
+    axis.set(xlabel="surprisal − entropy of the sampled token, nats", ylabel="share whose entropy fell", ylim=(0, 1.04))
+    legend_below(figure, book, methods)
+    return Drawing(
+        figure,
+        "Which tokens lose entropy",
+        "Recorded tokens with positive advantage at the last update of a rollout, in bins of at least 20. Raising a token that is more "
+        "surprising than expected spreads the distribution, so a positive advantage alone does not mean falling entropy (line at 1).",
+        f"Share of positive-advantage tokens losing entropy, from the least to the most surprising: {trend(ends, 2)}.",
+    )
+
+
+def facts(book: Book, task: str) -> Drawing | None:
+    """Planted wrong facts corrected along training, and gradient weight on decisive tokens against the time to half of them."""
+    methods = [m for m in book.trained(task) if len(book.curve(task, m, "validation", "fact_correct")[0])]
+    if not methods:
+        return None
+    figure, axes = panels(1, 2, height=3.4)
+    ends = draw_curves(axes[0], book, task, "validation", "fact_correct", methods, band=len(methods) <= 3)
+    axes[0].set(title="planted wrong facts corrected", xlabel="rollout", ylabel="share, greedy, one step", ylim=(0, 1))
+    runs = book.tables["runs"]
+    for method in methods:
+        mine, look = runs[(runs["task"] == task) & (runs["method"] == method)], book.looks[method]
+        axes[1].plot(
+            mine["gradient_decisive"],
+            mine["facts_corrected"],
+            look.marker,
+            color=look.colour,
+            markersize=5,
+            linestyle="none",
+        )
+    axes[1].set(
+        title="does credit predict correction?",
+        xlabel="share of gradient weight on decisive tokens",
+        ylabel="facts corrected at the end",
+    )
+    note = ""
+    table = book.tables.get("credit_prediction")
+    if table is not None:
+        row = table[(table["task"] == task) & (table["level"] == "run") & (table["outcome"] == "facts_corrected")]
+        if len(row) and np.isfinite(row["correlation"].iloc[0]):
+            note = f" Within seeds, the rank correlation over methods is {row['correlation'].iloc[0]:.2f}."
+    legend_below(figure, book, methods)
+    return Drawing(
+        figure,
+        "Which wrong facts get corrected",
+        "Left: share of the planted wrong facts that the greedy policy answers rightly when asked one step. Right: one point a run."
+        + note,
+        f"Facts corrected: {trend(ends, 2)}.{note}",
+    )
+
+
+def forest(book: Book, task: str, metric: str, methods: list[str], against: str) -> Drawing | None:
+    """Paired differences of some methods from one, as rows with intervals; used for the sensitivity section."""
+    found = {m: book.pair(task, m, against, metric) for m in methods}
+    found = {m: row for m, row in found.items() if row is not None}
+    if not found:
+        return None
+    figure, (axis,) = panels(1, 1, width=7.0, height=0.9 + 0.3 * len(found))
+    for row, (method, pair) in enumerate(found.items()):
+        draw_interval(axis, row, pair, book.looks[method])
+    finish_rows(axis, list(found))
+    zero_line(axis)
+    axis.set_xlabel(f"{label(metric)}: difference from {against}")
+    means = {m: float(row["estimate"]) for m, row in found.items()}
+    return Drawing(
+        figure, f"Differences from {against}", "Paired by seed, with t intervals.", f"Differences: {ranked(means)}."
+    )

@@ -1,0 +1,250 @@
+"""What the figures share: the tables in a shape to draw from, curves with bands, rows of points with intervals, words for trends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tepo_core.analysis.metrics import METRICS
+from tepo_core.analysis.runs import BASE
+from tepo_core.analysis.stability import trailing_mean
+from tepo_core.analysis.style import FAINT, INK, Look, looks_for
+from tepo_core.analysis.tables import reference_method
+from tepo_core.config import Study
+
+
+@dataclass
+class Book:
+    """All that figures read: the study, the methods in order, and the tables of the analysis."""
+
+    study: Study
+    tasks: list[str]
+    methods: list[str]
+    tables: dict[str, pd.DataFrame]
+    presets: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        return looks_for(self.methods, self.presets)
+
+    @property
+    def reference(self) -> str | None:
+        return reference_method(self.methods)
+
+    @cached_property
+    def _curves(self) -> dict[tuple, pd.DataFrame]:
+        frame = self.tables["curves"]
+        groups = frame.groupby(["task", "source", "metric", "method"], observed=True, sort=False)
+        return {key: part for key, part in groups}
+
+    def curve(self, task: str, method: str, source: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps, and values of shape (seeds, steps): NaN where a seed has no such step. Empty arrays where nothing was measured."""
+        part = self._curves.get((task, source, metric, method))
+        if part is None or not len(part):
+            return np.array([]), np.empty((0, 0))
+        table = part.pivot_table(index="seed", columns="step", values="value", aggfunc="last", dropna=False)
+        values = table.to_numpy(dtype=float)
+        return (table.columns.to_numpy(), values) if np.isfinite(values).any() else (np.array([]), np.empty((0, 0)))
+
+    def trained(self, task: str) -> list[str]:
+        """Methods with at least one training run on the task."""
+        return [m for m in self.methods if (task, "rollout", "reward", m) in self._curves]
+
+    def seeds(self, task: str, method: str, metric: str) -> np.ndarray:
+        """A run-level metric, one value a seed, finite ones."""
+        runs = self.tables["runs"]
+        values = runs.loc[(runs["task"] == task) & (runs["method"] == method), metric].to_numpy(dtype=float)
+        return values[np.isfinite(values)]
+
+    def level(self, task: str, method: str, metric: str) -> pd.Series | None:
+        """The row of the methods table, with estimate, low, high, n; ``None`` if there is none."""
+        return self._row("methods", task=task, method=method, metric=metric)
+
+    def pair(self, task: str, method: str, against: str, metric: str) -> pd.Series | None:
+        """The row of the pairs table."""
+        return self._row("pairs", task=task, method=method, against=against, metric=metric)
+
+    def _row(self, name: str, **where: str) -> pd.Series | None:
+        if name not in self._indexed:
+            keys = list(where)
+            table = self.tables[name]
+            self._indexed[name] = {k: i for i, k in enumerate(zip(*(table[key] for key in keys), strict=True))}
+        position = self._indexed[name].get(tuple(where.values()))
+        return None if position is None else self.tables[name].iloc[position]
+
+    @cached_property
+    def _indexed(self) -> dict[str, dict]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its words. alt: the trend for who cannot see it. caption: what is drawn and how to read it."""
+
+    figure: Figure
+    title: str
+    caption: str
+    alt: str
+
+
+def span(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, lowest and highest over seeds at every step, NaN left out."""
+    with np.errstate(invalid="ignore"):
+        good = np.isfinite(values)
+        count = good.sum(axis=0)
+        mean = np.where(good, values, 0.0).sum(axis=0) / np.where(count == 0, np.nan, count)
+        low = np.where(good, values, np.inf).min(axis=0, initial=np.inf)
+        high = np.where(good, values, -np.inf).max(axis=0, initial=-np.inf)
+    return mean, np.where(count == 0, np.nan, low), np.where(count == 0, np.nan, high)
+
+
+def draw_curves(
+    axis: Axes,
+    book: Book,
+    task: str,
+    source: str,
+    metric: str,
+    methods: Sequence[str],
+    *,
+    band: bool = False,
+    smooth: int = 1,
+) -> dict[str, tuple[float, float]]:
+    """Mean over seeds of a metric for every method, with the range of the seeds as a band. Returns first and last means.
+
+    Markers sit at every tenth of a long curve and at every point of a short one."""
+    ends = {}
+    for method in methods:
+        steps, values = book.curve(task, method, source, metric)
+        if not len(steps):
+            continue
+        if smooth > 1:
+            values = np.stack([trailing_mean(row, smooth) for row in values])
+        look = book.looks[method]
+        mean, low, high = span(values)
+        every = max(1, len(steps) // 8)
+        axis.plot(
+            steps, mean, color=look.colour, linestyle=look.dash, marker=look.marker, markevery=(every // 2, every), markersize=4,
+            label=method, zorder=3,
+        )  # fmt: skip
+        if band and len(values) > 1:
+            axis.fill_between(steps, low, high, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
+        finite = mean[np.isfinite(mean)]
+        ends[method] = (float(finite[0]), float(finite[-1]))
+    return ends
+
+
+def legend_below(figure: Figure, book: Book, methods: Sequence[str], columns: int = 8) -> None:
+    """One legend for the figure, under the panels, in the order of the methods."""
+    handles = []
+    for method in methods:
+        look = book.looks[method]
+        handles.append(
+            Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, label=method)
+        )
+    if handles:
+        columns = min(columns, len(handles), max(1, int(figure.get_figwidth() / 1.15)))
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3)
+
+
+def draw_rows(
+    axis: Axes, book: Book, task: str, methods: Sequence[str], metric: str, *, labels: bool = True
+) -> dict[str, float]:
+    """One row a method: every seed as a hollow point, mean and interval as a filled point with a bar. Returns the means.
+
+    A method without an interval (one seed, or no variation) has no bar."""
+    means = {}
+    for row, method in enumerate(methods):
+        look = book.looks[method]
+        values = book.seeds(task, method, metric)
+        found = book.level(task, method, metric)
+        if found is None or not len(values):
+            axis.text(
+                0.02, row, "not measured", transform=axis.get_yaxis_transform(), va="center", fontsize=7, color=FAINT
+            )
+            continue
+        axis.plot(
+            values,
+            np.full(len(values), row + 0.22),
+            "o",
+            markerfacecolor="none",
+            markeredgecolor=look.colour,
+            markersize=4,
+            alpha=0.9,
+        )
+        draw_interval(axis, row - 0.08, found, look)
+        means[method] = float(found["estimate"])
+    finish_rows(axis, methods, labels)
+    return means
+
+
+def draw_interval(axis: Axes, row: float, found: pd.Series, look: Look) -> None:
+    """A filled point at the estimate and, where there is an interval, its bar."""
+    if pd.notna(found["low"]) and pd.notna(found["high"]):
+        axis.plot(
+            [found["low"], found["high"]], [row, row], color=look.colour, linewidth=2.2, solid_capstyle="butt", zorder=3
+        )
+    marker = look.marker if look.marker != "|" else "s"
+    axis.plot(
+        [found["estimate"]],
+        [row],
+        marker=marker,
+        color=look.colour,
+        markersize=6,
+        markeredgecolor="white",
+        markeredgewidth=0.7,
+        zorder=4,
+    )
+
+
+def finish_rows(axis: Axes, methods: Sequence[str], labels: bool = True) -> None:
+    """Rows from top to bottom in the order of the methods."""
+    axis.set_yticks(range(len(methods)), methods if labels else [""] * len(methods))
+    axis.set_ylim(len(methods) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    axis.tick_params(axis="y", length=0)
+
+
+def zero_line(axis: Axes, at: float = 0.0, *, vertical: bool = True) -> None:
+    """A thin line of no difference."""
+    (axis.axvline if vertical else axis.axhline)(at, color=INK, linewidth=0.8, zorder=1)
+
+
+def ranked(values: dict[str, float], digits: int = 3) -> str:
+    """Words for a set of numbers: highest, lowest, and the spread."""
+    if not values:
+        return "nothing was measured"
+    order = sorted(values, key=lambda m: -values[m])
+    if len(order) == 1:
+        return f"{order[0]} {values[order[0]]:.{digits}f}"
+    return f"highest {order[0]} ({values[order[0]]:.{digits}f}), lowest {order[-1]} ({values[order[-1]]:.{digits}f})"
+
+
+def trend(ends: dict[str, tuple[float, float]], digits: int = 3) -> str:
+    """Words for curves: from where to where each goes."""
+    parts = []
+    for method, (first, last) in ends.items():
+        moved = abs(last - first)
+        word = (
+            "stays near"
+            if moved <= 0.02 * max(abs(first), abs(last), 1e-12)
+            else ("rises to" if last > first else "falls to")
+        )
+        parts.append(f"{method} {word} {last:.{digits}f} from {first:.{digits}f}")
+    return "; ".join(parts) if parts else "nothing was measured"
+
+
+def label(metric: str) -> str:
+    """Axis label of a run-level metric."""
+    return METRICS[metric].label
+
+
+def with_base(methods: Sequence[str]) -> list[str]:
+    """The base policy first."""
+    return [BASE, *methods]

@@ -1,0 +1,403 @@
+"""Reading runs: the declared combinations and imported ones; what is missing, broken or left over is named, never used.
+
+Only the run format is read (README, "Run format"), so a run made elsewhere is a run like any other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from tepo_core.config import Study
+
+FORMAT = 1
+BASE = "base"
+HASHED = ("config.json", "metrics.jsonl", "tokens.parquet", "responses.parquet", "samples.parquet", "summary.json")
+"""Files whose hashes are compared with done.json: all that the analysis reads. Weights are not, they may be many gigabytes."""
+
+Key = tuple[str, str, int]
+"""(task, method, seed)"""
+
+
+class RunError(ValueError):
+    """A run folder is not in the run format."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about the runs a reader must know. kind: missing | broken | orphan | note."""
+
+    kind: str
+    path: str
+    reason: str
+    fix: str = ""
+
+
+@dataclass
+class Series:
+    """One kind of record of a run in columns. ``num[name][i] / den[name][i]`` is the mean at row i; ``values`` are plain numbers."""
+
+    steps: np.ndarray
+    num: dict[str, np.ndarray] = field(default_factory=dict)
+    den: dict[str, np.ndarray] = field(default_factory=dict)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    updates: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.num or name in self.values
+
+    def mean(self, name: str) -> np.ndarray:
+        """The metric at every row; NaN where it was not measured or its denominator is 0."""
+        if name in self.values:
+            return self.values[name]
+        if name not in self.num:
+            return np.full(len(self), np.nan)
+        return _divide(self.num[name], self.den[name])
+
+    def total(self, name: str) -> float:
+        """Sum of numerators over sum of denominators over all rows; NaN if never measured."""
+        if name not in self.num:
+            return float("nan")
+        good = np.isfinite(self.num[name]) & np.isfinite(self.den[name])
+        return float(_divide(self.num[name][good].sum(), self.den[name][good].sum()))
+
+    def per_step(self) -> Series:
+        """Rows of one step merged: numerators and denominators summed, plain values averaged (max and min kept for *_max, *_min)."""
+        steps, first = np.unique(self.steps, return_index=True)
+        if not len(steps):
+            return self
+        out = Series(steps)
+        for name in self.num:
+            out.num[name] = np.add.reduceat(self.num[name], first)
+            out.den[name] = np.add.reduceat(self.den[name], first)
+        counts = np.diff(np.append(first, len(self.steps)))
+        for name, value in self.values.items():
+            if name.endswith("_max"):
+                out.values[name] = np.maximum.reduceat(value, first)
+            elif name.endswith("_min"):
+                out.values[name] = np.minimum.reduceat(value, first)
+            else:
+                out.values[name] = np.add.reduceat(value, first) / counts
+        return out
+
+
+def _divide(num: np.ndarray | float, den: np.ndarray | float) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.asarray(den) == 0, np.nan, np.asarray(num) / np.asarray(den))
+
+
+@dataclass
+class Run:
+    """One training run. ``rollout`` and ``validation`` have a row a step, ``update`` a row an update, ``step`` updates merged by step."""
+
+    task: str
+    method: str
+    seed: int
+    folder: Path
+    config: dict
+    rollout: Series
+    update: Series
+    step: Series
+    validation: Series
+    stopped: str | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.task, self.method, self.seed
+
+
+@dataclass
+class Evaluation:
+    """One evaluated policy; ``splits`` as in summary.json."""
+
+    task: str
+    method: str
+    seed: int
+    folder: Path
+    config: dict
+    splits: dict[str, dict]
+
+    def counts(self, split: str) -> tuple[list[str], np.ndarray, int]:
+        """Problem ids, correct samples of each problem (empty where only the greedy answer was taken), and samples a problem."""
+        entry = self.splits[split]
+        return entry["per_problem"]["id"], np.asarray(entry["per_problem"]["correct"], dtype=int), int(entry["samples"])
+
+    def greedy(self, split: str) -> np.ndarray | None:
+        """Greedy correctness of each problem (0 or 1), or ``None`` where it was not evaluated."""
+        values = self.splits[split]["per_problem"].get("greedy")
+        return np.asarray(values, dtype=float) if values else None
+
+
+@dataclass
+class RunSet:
+    """Everything the analysis reads, and what it found on the way. Methods and seeds of imported runs are included."""
+
+    tasks: list[str]
+    methods: list[str]
+    seeds: list[int]
+    runs: dict[Key, Run]
+    evaluations: dict[Key, Evaluation]
+    warmups: dict[tuple[str, int], Path]
+    findings: list[Finding]
+    imported: list[str] = field(default_factory=list)
+
+    def of(self, task: str, method: str) -> dict[int, Run]:
+        """Runs of a method on a task by seed, in order."""
+        return {seed: run for (t, m, seed), run in sorted(self.runs.items()) if (t, m) == (task, method)}
+
+    def evaluated(self, task: str, method: str) -> dict[int, Evaluation]:
+        """Evaluations of a method on a task by seed, in order."""
+        return {seed: e for (t, m, seed), e in sorted(self.evaluations.items()) if (t, m) == (task, method)}
+
+
+def parse_metrics(path: Path) -> tuple[Series, Series, Series, str | None]:
+    """Rollout, update and validation records of metrics.jsonl, and why the run stopped early (``None`` if it did not).
+
+    Raises :class:`RunError` naming the file and line that is cut, malformed or of an unknown kind."""
+    rows: dict[str, list[dict]] = {"rollout": [], "update": [], "validation": []}
+    stopped = None
+    text = path.read_text(encoding="utf-8")
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    else:
+        raise RunError(f"{path.name}, line {len(lines)}: cut in the middle of a line")
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            kind = record["kind"]
+            if kind == "stop":
+                stopped = str(record["reason"])
+                continue
+            rows[kind].append(record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path.name}, line {number}: not a metrics record ({type(error).__name__}: {error})"
+            ) from None
+    try:
+        return _series(rows["rollout"]), _series(rows["update"], updates=True), _series(rows["validation"]), stopped
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RunError(
+            f"{path.name}: a record lacks a field or has a wrong type ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _series(records: list[dict], updates: bool = False) -> Series:
+    series = Series(np.array([r["step"] for r in records], dtype=int))
+    if updates:
+        series.updates = np.array([r["update"] for r in records], dtype=int)
+    if np.any(np.diff(series.steps) < 0):
+        raise ValueError("steps go backwards")
+    names = sorted({name for r in records for name in r.get("sums", {})})
+    for name in names:
+        pairs = np.array([r.get("sums", {}).get(name, (0.0, 0.0)) for r in records], dtype=float).reshape(-1, 2)
+        series.num[name], series.den[name] = pairs[:, 0].copy(), pairs[:, 1].copy()
+    for name in sorted({name for r in records for name in r.get("values", {})}):
+        series.values[name] = np.array([r.get("values", {}).get(name, np.nan) for r in records], dtype=float)
+    return series
+
+
+def _checked_config(folder: Path, kind: str, hash_files: bool = True) -> dict:
+    """config.json of a finished folder. Raises :class:`RunError` (unfinished, damaged, of another kind) or FileNotFoundError."""
+    if not folder.is_dir():
+        raise FileNotFoundError(folder)
+    if not (folder / "done.json").is_file():
+        raise RunError("not finished: done.json is missing")
+    try:
+        done = json.loads((folder / "done.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"config.json or done.json cannot be read ({error})") from None
+    if not isinstance(done, dict) or not done.get("ok", False):
+        raise RunError("done.json does not say that the run went well")
+    if config.get("format") != FORMAT:
+        raise RunError(f"config.json: format = {config.get('format')!r}; this version reads format {FORMAT}")
+    if config.get("kind") != kind:
+        raise RunError(f"config.json: kind = {config.get('kind')!r}; expected {kind!r}")
+    if hash_files:
+        for name, expected in sorted(done.get("files", {}).items()):
+            if name in HASHED and (not (folder / name).is_file() or file_hash(folder / name) != expected):
+                raise RunError(f"{name} is not the file that the run wrote (its hash differs from done.json)")
+    return config
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def read_run(folder: Path) -> Run:
+    """One training run. Raises :class:`RunError` saying what is wrong, FileNotFoundError where there is no folder."""
+    config = _checked_config(folder, "train")
+    if not (folder / "metrics.jsonl").is_file():
+        raise RunError("metrics.jsonl is missing")
+    rollout, update, validation, stopped = parse_metrics(folder / "metrics.jsonl")
+    if not len(rollout):
+        raise RunError("metrics.jsonl holds no rollout")
+    return Run(
+        config["task"],
+        config["method"],
+        int(config["seed"]),
+        folder,
+        config,
+        rollout,
+        update,
+        update.per_step(),
+        validation,
+        stopped,
+    )
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """One evaluated policy. Raises :class:`RunError` or FileNotFoundError like :func:`read_run`."""
+    config = _checked_config(folder, "evaluate")
+    try:
+        splits = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["splits"]
+        evaluation = Evaluation(config["task"], config["method"], int(config["seed"]), folder, config, splits)
+        for split in splits:
+            ids, correct, samples = evaluation.counts(split)
+            if (
+                len(ids) != len(correct)
+                or len(ids) != int(splits[split]["problems"])
+                or (len(correct) and correct.max() > samples)
+            ):
+                raise RunError(f"summary.json: counts of split {split!r} do not fit each other")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(f"summary.json cannot be read ({type(error).__name__}: {error})") from None
+    return evaluation
+
+
+def load_runs(study: Study, root: Path) -> RunSet:
+    """Read every declared combination under ``root``/runs, and all imported runs. Never raises for a bad run: it is named in ``findings``."""
+    findings: list[Finding] = []
+    runs: dict[Key, Run] = {}
+    evaluations: dict[Key, Evaluation] = {}
+    warmups: dict[tuple[str, int], Path] = {}
+    for task, seed in product(study.tasks, study.seeds):
+        folder = root / "runs" / "warmup" / f"{task}-s{seed}"
+        try:
+            _checked_config(folder, "warmup")
+            warmups[task, seed] = folder
+        except (RunError, FileNotFoundError) as error:
+            findings.append(_fault(folder, root, error, "warmup"))
+    for task, method, seed in product(study.tasks, study.methods, study.seeds):
+        folder = root / "runs" / "train" / f"{task}-{method}-s{seed}"
+        run = _guarded(read_run, folder, root, findings, "train", (task, method, seed))
+        if run is not None:
+            runs[run.key] = run
+            findings.extend(_remarks(run, study, root))
+    for task, method, seed in product(study.tasks, [BASE, *study.methods], study.seeds):
+        folder = root / "runs" / "evaluate" / f"{task}-{method}-s{seed}"
+        evaluation = _guarded(read_evaluation, folder, root, findings, "evaluate", (task, method, seed))
+        if evaluation is not None:
+            evaluations[task, method, seed] = evaluation
+    out = RunSet(list(study.tasks), list(study.methods), list(study.seeds), runs, evaluations, warmups, findings)
+    findings.extend(_orphans(study, root))
+    _add_imported(out, root)
+    return out
+
+
+def _guarded(reader, folder: Path, root: Path, findings: list[Finding], stage: str, key: Key):
+    """The run in ``folder``, or ``None`` with a finding; the folder's name must agree with its config."""
+    try:
+        run = reader(folder)
+        found = (run.task, run.method, run.seed)
+        if found != key:
+            raise RunError(f"config.json says {'-'.join(map(str, found))}, the folder says {'-'.join(map(str, key))}")
+        return run
+    except (RunError, FileNotFoundError, UnicodeDecodeError) as error:
+        findings.append(_fault(folder, root, error, stage))
+        return None
+
+
+def _fault(folder: Path, root: Path, error: Exception, stage: str) -> Finding:
+    path = folder.relative_to(root).as_posix()
+    if isinstance(error, FileNotFoundError):
+        return Finding("missing", path, "declared in params.yaml, but there is no such run", f"dvc repro {stage}")
+    return Finding("broken", path, str(error), f"remove {path}, then dvc repro {stage}")
+
+
+def _remarks(run: Run, study: Study, root: Path) -> list[Finding]:
+    """Notes about a usable run: stopped early, NaN in metrics, other training parameters than declared."""
+    path = run.folder.relative_to(root).as_posix()
+    notes = []
+    if run.stopped:
+        notes.append(Finding("note", path, f"stopped early after rollout {int(run.rollout.steps[-1])}: {run.stopped}"))
+    bad = sorted(
+        {
+            name
+            for series in (run.rollout, run.update, run.validation)
+            for name, v in series.num.items()
+            if not np.isfinite(v).all()
+        }
+    )
+    if bad:
+        notes.append(
+            Finding("note", path, f"NaN or infinite values in {', '.join(bad)}; they are left out of every mean")
+        )
+    declared = study.train_for(run.method).model_dump()
+    other = {k: (v, declared[k]) for k, v in run.config.get("train", {}).items() if k in declared and v != declared[k]}
+    if other:
+        text = ", ".join(f"train.{k} = {a} (declared {b})" for k, (a, b) in sorted(other.items()))
+        notes.append(Finding("note", path, f"made with other parameters than declared: {text}", "dvc repro train"))
+    return notes
+
+
+def _orphans(study: Study, root: Path) -> list[Finding]:
+    wanted = {
+        "warmup": {f"{t}-s{s}" for t, s in product(study.tasks, study.seeds)},
+        "train": {f"{t}-{m}-s{s}" for t, m, s in product(study.tasks, study.methods, study.seeds)},
+        "evaluate": {f"{t}-{m}-s{s}" for t, m, s in product(study.tasks, [BASE, *study.methods], study.seeds)},
+    }
+    found = []
+    for stage, names in wanted.items():
+        folder = root / "runs" / stage
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.is_dir() and path.name not in names and (path / "config.json").is_file():
+                where = path.relative_to(root).as_posix()
+                found.append(Finding("orphan", where, "not declared in params.yaml; not used", f"remove {where}"))
+    return found
+
+
+def _add_imported(out: RunSet, root: Path) -> None:
+    """Add runs below runs/imported/<name>/ (any depth). Their method is shown as ``method@name`` so that it never mixes with ours."""
+    base = root / "runs" / "imported"
+    for config_path in sorted(base.rglob("config.json")) if base.is_dir() else []:
+        folder = config_path.parent
+        name = folder.relative_to(base).parts[0]
+        try:
+            kind = json.loads(config_path.read_text(encoding="utf-8")).get("kind")
+            if kind not in ("train", "evaluate"):
+                continue
+            run = read_run(folder) if kind == "train" else read_evaluation(folder)
+        except (RunError, FileNotFoundError, OSError, ValueError, KeyError) as error:
+            out.findings.append(
+                _fault(folder, root, error if isinstance(error, RunError) else RunError(str(error)), "import")
+            )
+            continue
+        if run.method != BASE:
+            run.method = f"{run.method}@{name}"
+        target = out.runs if kind == "train" else out.evaluations
+        key = (run.task, run.method, run.seed)
+        if key in target:
+            if run.method != BASE:
+                out.findings.append(
+                    Finding("broken", folder.relative_to(root).as_posix(), f"a second run of {'-'.join(map(str, key))}")
+                )
+            continue
+        target[key] = run
+        for value, known in ((run.task, out.tasks), (run.method, out.methods), (run.seed, out.seeds)):
+            if value not in known and value != BASE:
+                known.append(value)
+        if name not in out.imported:
+            out.imported.append(name)
