@@ -38,7 +38,9 @@ KERNEL_ARGUMENTS = [
     "--HistoryManager.enabled=False",
     "--InteractiveShell.colors=nocolor",
     "--IPKernelApp.log_level=ERROR",
+    "--InlineBackend.figure_formats={'retina'}",
 ]
+GRACE_SECONDS = 3.0
 
 
 class NotebookFailed(RuntimeError):
@@ -62,7 +64,15 @@ class Kernel:
             argv=argv, display_name="Python 3", language="python", metadata={"supported_encryption": ["curve"]}
         )
         self.manager.connection_file = str(Path(self._folder, "connection.json"))
-        self._cwd, self._environment = cwd, {**os.environ, "IPYTHONDIR": self._folder, **environment}
+        self._cwd, self._environment = (
+            cwd,
+            {
+                **os.environ,
+                "IPYTHONDIR": self._folder,  # the user's start-up files stay out
+                "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+                **environment,
+            },
+        )
         self.process: subprocess.Popen | None = None
 
     def __enter__(self) -> Kernel:
@@ -70,8 +80,13 @@ class Kernel:
         self.process = self.manager.provisioner.process
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.process is not None:
+            if kind is not None and issubclass(kind, KeyboardInterrupt):
+                # Ctrl-C: training writes a checkpoint when it is asked to end, and a little time is worth that.
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(GRACE_SECONDS)
             # The kernel leads a process group of its own. The group outlives a kernel that died with workers left behind.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tepo_core.config import Study, find_root
-from tepo_core.pipeline.stages import AXES, OUT, Run, check_run
+from tepo_core.pipeline.stages import AXES, OUT, Run, all_runs, check_run
 from tepo_core.pipeline.validate import load_validated
 
 
@@ -39,3 +40,25 @@ def begin(
     check_run(study, run)
     folder = Path(out or os.environ.get(OUT) or root / run.folder)
     return Context(study, root, run.task, run.method, run.seed, folder)
+
+
+def overview(root: Path) -> Any:
+    """A table of the study's stages: how many runs each has, and how many are there."""
+    import pandas as pd
+
+    study = load_validated(root / "params.yaml")
+    runs = list(all_runs(study))
+    rows = []
+    for stage in AXES:
+        mine = [run for run in runs if run.stage == stage]
+        there = sum(
+            (root / run.folder / ("index.html" if stage == "report" else "done.json")).is_file() for run in mine
+        )
+        rows.append(
+            {"profile": study.profile, "stage": stage, "runs": len(mine), "finished": there, "writes": _place(mine[0])}
+        )
+    return pd.DataFrame(rows).set_index(["profile", "stage"])
+
+
+def _place(run: Run) -> str:
+    return (run.folder if not run.name else run.folder.parent).as_posix()

@@ -133,19 +133,21 @@ def record_timing(root: Path, run: Run, profile: str, seconds: float) -> None:
     path = root / ".tepo" / "timings" / f"{run.stage}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(path) + ".lock"):
-        timings = read_timings(root, run.stage)
+        runs = read_timings(root, run.stage)
         size = sum(p.stat().st_size for p in (root / run.folder).rglob("*") if p.is_file())
-        timings[run.name or run.stage] = {"profile": profile, "seconds": round(seconds, 2), "bytes": size}
+        runs[run.name or run.stage] = {"profile": profile, "seconds": round(seconds, 2), "bytes": size}
+        total = sum(entry["seconds"] for entry in runs.values() if entry["profile"] == profile)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(timings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        text = json.dumps({"seconds": round(total, 2), "runs": runs}, indent=1, sort_keys=True)
+        partial.write_text(text + "\n", encoding="utf-8")
         os.replace(partial, path)
 
 
 def read_timings(root: Path, stage: str) -> dict[str, dict[str, Any]]:
     """Recorded timings of a stage by run name; empty when there are none or the file is broken."""
     try:
-        return json.loads((root / ".tepo" / "timings" / f"{stage}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads((root / ".tepo" / "timings" / f"{stage}.json").read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, KeyError):
         return {}
 
 
