@@ -83,9 +83,9 @@ def test_gspo_token_gives_each_token_its_own_advantage():
     batch = replace(random_batch(method, **SMALL), weights_BT=None)
     batch = replace(batch, advantages_BT=torch.randn(5, 6, dtype=torch.float64))
     _, gradients = minibatch_gradient(method, batch)
-    clean = batch.cleaned()
+    clean = batch.prepared()
     lengths_B1 = batch.mask_BT.sum(-1, keepdim=True)
-    expected_BT = sequence_ratio(clean.log_ratio_BT, batch.mask_BT) * clean.advantages_BT / (lengths_B1 * 5)
+    expected_BT = sequence_ratio(clean.log_ratio_BT, clean.valid_BT) * clean.advantages_BT / (lengths_B1 * 5)
     assert torch.allclose(-gradients["logprobs_BT"], expected_BT, rtol=1e-12, atol=0)
 
 
@@ -149,22 +149,24 @@ def test_raising_a_rewarded_token_does_not_always_lower_entropy():
 
 
 def _log_ratios(rows: int = 4, columns: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    mask_BT = torch.arange(columns) < torch.tensor([9, 6, 1, 4])[:, None]
-    return torch.randn(rows, columns, dtype=torch.float64).masked_fill(~mask_BT, 0.0), mask_BT
+    valid_BT = (torch.arange(columns) < torch.tensor([9, 6, 1, 4])[:, None]).double()
+    return torch.randn(rows, columns, dtype=torch.float64) * valid_BT, valid_BT
 
 
 def test_block_of_one_is_the_token_ratio():
-    d_BT, mask_BT = _log_ratios()
+    d_BT, valid_BT = _log_ratios()
     for disjoint in (False, True):
-        assert torch.allclose(block_ratio(d_BT, mask_BT, [1.0], disjoint=disjoint)[mask_BT], token_ratio(d_BT)[mask_BT])
+        assert torch.allclose(
+            block_ratio(d_BT, valid_BT, [1.0], disjoint=disjoint)[valid_BT > 0], token_ratio(d_BT)[valid_BT > 0]
+        )
 
 
 def test_one_disjoint_block_over_the_response_is_the_sequence_ratio():
     """K >= T_i: MPO runs from GRPO (K = 1) to GSPO / TEPO."""
-    d_BT, mask_BT = _log_ratios()
+    d_BT, valid_BT = _log_ratios()
     for size in (9, 30):
-        block_BT = block_ratio(d_BT, mask_BT, [1.0] * size, disjoint=True)
-        assert torch.allclose(block_BT[mask_BT], sequence_ratio(d_BT, mask_BT).expand(4, 9)[mask_BT])
+        block_BT = block_ratio(d_BT, valid_BT, [1.0] * size, disjoint=True)
+        assert torch.allclose(block_BT[valid_BT > 0], sequence_ratio(d_BT, valid_BT).expand(4, 9)[valid_BT > 0])
     mpo = resolve("m", {"m": {"preset": "mpo", "block": {"size": 30, "kind": "disjoint"}}})
     batch = random_batch(mpo, responses=8, longest=20)
     assert relative_error(minibatch_gradient(mpo, batch)[1], minibatch_gradient(resolve("tepo"), batch)[1]) < 1e-12
@@ -173,10 +175,10 @@ def test_one_disjoint_block_over_the_response_is_the_sequence_ratio():
 def test_block_ratio_by_hand():
     """d = .3 -.1 .2 .4 .5, K = 2. Ends: the last window or block has one token and its weight is renormalised."""
     d_BT = torch.tensor([[0.3, -0.1, 0.2, 0.4, 0.5]], dtype=torch.float64)
-    mask_BT = torch.ones(1, 5, dtype=torch.bool)
+    valid_BT = torch.ones(1, 5, dtype=torch.float64)
 
     def log_ratio(weights, **options):
-        return block_ratio(d_BT, mask_BT, weights, **options).log()[0].tolist()
+        return block_ratio(d_BT, valid_BT, weights, **options).log()[0].tolist()
 
     assert log_ratio([1, 1], disjoint=False) == pytest.approx([0.1, 0.05, 0.3, 0.45, 0.5])
     assert log_ratio([1, 1], disjoint=True) == pytest.approx([0.1, 0.1, 0.3, 0.3, 0.5])
@@ -205,11 +207,11 @@ def test_sliding_windows_at_ratio_one_have_the_token_gradient_except_at_the_ends
 
 
 def test_power_mean_limits():
-    d_BT, mask_BT = _log_ratios()
+    d_BT, valid_BT = _log_ratios()
     r_BT = token_ratio(d_BT)
     for p in (-2.0, 1.0, 3.0):
-        plain_B = torch.stack([(r[m] ** p).mean() ** (1 / p) for r, m in zip(r_BT, mask_BT, strict=True)])
-        assert torch.allclose(power_mean_ratio(d_BT, mask_BT, p)[:, 0], plain_B)
-    geometric_B1 = sequence_ratio(d_BT, mask_BT)
-    assert torch.equal(power_mean_ratio(d_BT, mask_BT, 0.0), geometric_B1)
-    assert torch.allclose(power_mean_ratio(d_BT.float(), mask_BT, 1e-6), geometric_B1.float(), rtol=2e-6)
+        plain_B = torch.stack([(r[m] ** p).mean() ** (1 / p) for r, m in zip(r_BT, valid_BT > 0, strict=True)])
+        assert torch.allclose(power_mean_ratio(d_BT, valid_BT, p)[:, 0], plain_B)
+    geometric_B1 = sequence_ratio(d_BT, valid_BT)
+    assert torch.equal(power_mean_ratio(d_BT, valid_BT, 0.0), geometric_B1)
+    assert torch.allclose(power_mean_ratio(d_BT.float(), valid_BT.float(), 1e-6), geometric_B1.float(), rtol=2e-6)

@@ -231,10 +231,11 @@ def test_first_order_test_is_the_sign_of_the_derivative_along_the_own_logit():
 def test_credit_is_the_absolute_gradient():
     for name in PRESETS:
         tokens = batch()
-        out = resolve(name).loss(tokens, TOTALS, credit=True)
+        out = resolve(name).loss(tokens, TOTALS)
         out.loss.backward()
         assert torch.equal(out.token.gradient_BT, tokens.logprobs_BT.grad.abs())
-        assert resolve(name).loss(batch(), TOTALS).token.gradient_BT is None
+        without = resolve(name).loss(batch(logprobs_BT=NEW), TOTALS)
+        assert without.token.gradient_BT is None and not without.loss.requires_grad
 
 
 def test_credit_of_heads_goes_to_the_token_they_predict():
@@ -242,7 +243,7 @@ def test_credit_of_heads_goes_to_the_token_they_predict():
     variants = {"x": {"preset": "mpo", "block": {"size": 2, "logprobs": "mtp"}}}
     ahead_BTK = torch.zeros(2, 2, 1, dtype=torch.float64, requires_grad=True)
     tokens = batch(old_logprobs_BT=NEW, mtp_logprobs_BTK=ahead_BTK, old_mtp_logprobs_BTK=ahead_BTK.detach())
-    out = resolve("x", variants).loss(tokens, TOTALS, credit=True)
+    out = resolve("x", variants).loss(tokens, TOTALS)
     # token 1: 1/2; token 2: 1 from its own cut window + 1/2 from the head; token 3: its own window, |A| = 2
     assert out.token.gradient_BT[MASK].tolist() == pytest.approx([0.5 / 3, 1.5 / 3, 2 / 3])
 

@@ -1,7 +1,7 @@
 """The methods: every preset of the study, a surrogate and its defaults. To add one, see docs/adding_a_method.md.
 
-A surrogate gets a cleaned batch (zeros at padding, ``log_ratio_BT`` filled in) and the method's options, and returns the
-terms of J, the objective to maximise. Penalty, aggregation, denominators and metrics are common to all methods.
+A surrogate gets a prepared batch (zeros at padding, ``log_ratio_BT`` and ``valid_BT`` filled in) and the method's options,
+and returns the terms of J, the objective to maximise. Penalty, aggregation, denominators and metrics are common to all.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ SEQUENCE_MEAN, TOKEN_MEAN, SUM_NORM = "seq_mean_token_mean", "token_mean", "seq_
 
 def importance_ratio(batch: TokenBatch, options: Clipped) -> Tensor:
     """The ratio that the options name, [B, T] or [B, 1]."""
-    d_BT, mask_BT = batch.log_ratio_BT, batch.mask_BT
+    d_BT, valid_BT = batch.log_ratio_BT, batch.valid_BT
     match options.ratio:
         case "token":
             return token_ratio(d_BT)
         case "sequence":
-            return sequence_ratio(d_BT, mask_BT)
+            return sequence_ratio(d_BT, valid_BT)
         case "sequence_token":
-            return sequence_token_ratio(d_BT, mask_BT)
+            return sequence_token_ratio(d_BT, valid_BT)
         case "power_mean":
-            return power_mean_ratio(d_BT, mask_BT, options.p)
+            return power_mean_ratio(d_BT, valid_BT, options.p)
         case "block":
             block = options.block
             ahead_BTK = batch.mtp_logprobs_BTK - batch.old_mtp_logprobs_BTK if block.logprobs == "mtp" else None
             return block_ratio(
                 d_BT,
-                mask_BT,
+                valid_BT,
                 block.beta(),
                 disjoint=block.kind == "disjoint",
                 normalised=block.form == "normalised",
@@ -92,7 +92,7 @@ register(
 @register("gmpo", Weighted, source="arXiv 2507.20673", status="known", aggregate=SEQUENCE_MEAN, clip=(0.4, 0.4))
 def gmpo(batch: TokenBatch, options: Weighted) -> Surrogate:
     """A_i (prod_t r'_it)^(1/T_i), log r' limited to [-eps_low, eps_high] by the sign of A. Bounds are log-ratios."""
-    return geometric_clip(batch.log_ratio_BT, batch.advantages_BT, batch.mask_BT, options.clip)
+    return geometric_clip(batch.log_ratio_BT, batch.advantages_BT, batch.valid_BT, options.clip)
 
 
 @register("cispo", Weighted, source="arXiv 2506.13585", status="reconstructed", aggregate=TOKEN_MEAN, clip=(None, 0.28))
@@ -114,7 +114,8 @@ def clip_cov(batch: TokenBatch, options: ClipCov) -> Surrogate:
     """PPO clip, and no gradient at all for the tokens that ``Method.select`` dropped; they still count in N."""
     ratio_BT = token_ratio(batch.log_ratio_BT)
     full = ppo_clip(ratio_BT, batch.advantages_BT, options.clip)
-    return full._replace(terms_BT=full.terms_BT * ~batch.selected_BT, dropped_BT=batch.selected_BT)
+    dropped_BT = batch.selected_BT.to(ratio_BT.dtype)
+    return full._replace(terms_BT=full.terms_BT * (1 - dropped_BT), dropped_BT=dropped_BT)
 
 
 @register(

@@ -11,67 +11,63 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tepo_core.objectives.surrogates import Surrogate
+from tepo_core.objectives.surrogates import Surrogate, positive
 from tepo_core.objectives.types import LossOutput, TokenBatch
 
 Sums = dict[str, tuple[Tensor, Tensor]]
+FAR = 1e30  # beyond every ratio: exp_ratio ends at e^20
 
 
 def token_sums(batch: TokenBatch, surrogate: Surrogate, clipped_BT: Tensor, kl_BT: Tensor | None, charged_BT: Tensor) -> Sums:
-    """Sums over the tokens of a cleaned micro-batch, without gradient. ``charged_BT``: tokens that pay the KL penalty.
+    """Sums over the tokens of a prepared micro-batch, without gradient. ``charged_BT``: 1 on tokens that pay the KL penalty.
 
     kl_old is the k3 estimate of KL(old || policy) on tokens sampled from old. covariance starts as sum(log pi * A);
     :func:`merge` centres it. Entropy sums appear when the batch has entropies."""
-    d_BT, advantages_BT, mask_BT = batch.log_ratio_BT, batch.advantages_BT, batch.mask_BT
-    ratio_BT = surrogate.ratio_BT.expand_as(d_BT).masked_fill(~mask_BT, 0.0)
-    tokens, drift = _count(mask_BT), d_BT.sum()
+    d_BT, advantages_BT, valid_BT = batch.log_ratio_BT, batch.advantages_BT, batch.valid_BT
+    tokens, drift = valid_BT.sum(), d_BT.sum()
+    ratio, ratio_sq = _ratio_sums(surrogate.ratio_BT, valid_BT)
     sums = {
-        "log_ratio": (drift, tokens),
-        "abs_log_ratio": (d_BT.abs().sum(), tokens),
-        "log_ratio_sq": (_dot(d_BT, d_BT), tokens),
-        "kl_old": (torch.expm1(d_BT.clamp(max=20.0)).sum() - drift, tokens),
-        "ratio": (ratio_BT.sum(), tokens),
-        "ratio_sq": (_dot(ratio_BT, ratio_BT), tokens),
-        "logprob": (batch.logprobs_BT.sum(), tokens),
-        "advantage": (advantages_BT.sum(), tokens),
-        "covariance": (_dot(batch.logprobs_BT, advantages_BT), tokens),
-        "clip_low": (_count_clipped(surrogate.clip_low_BT, mask_BT), tokens),
-        "clip_high": (_count_clipped(surrogate.clip_high_BT, mask_BT), tokens),
-        "clip": (_count(clipped_BT), tokens),
-        "mask": (_count(charged_BT), tokens),
+        "log_ratio": drift,
+        "abs_log_ratio": d_BT.abs().sum(),
+        "log_ratio_sq": _dot(d_BT, d_BT),
+        "kl_old": d_BT.clamp(max=20.0).expm1_().sum() - drift,
+        "ratio": ratio,
+        "ratio_sq": ratio_sq,
+        "logprob": batch.logprobs_BT.sum(),
+        "advantage": advantages_BT.sum(),
+        "covariance": _dot(batch.logprobs_BT, advantages_BT),
+        "clip_low": _total(surrogate.clip_low_BT, valid_BT),
+        "clip_high": _total(surrogate.clip_high_BT, valid_BT),
+        "clip": clipped_BT.sum(),
+        "mask": charged_BT.sum(),
     }
     if kl_BT is not None:
-        charged = kl_BT.masked_fill(~charged_BT, 0.0).sum()
-        sums |= {"kl_penalty": (charged, tokens), "mask_kl": (charged, sums["mask"][0])}
+        sums["kl_penalty"] = _dot(kl_BT, charged_BT)
     if batch.entropy_BT is not None:
-        sums["entropy"] = (batch.entropy_BT.sum(), tokens)
+        sums["entropy"] = batch.entropy_BT.sum()
+    shares = {}
     if batch.entropy_BT is not None and batch.old_entropy_BT is not None:
-        change_BT = batch.entropy_BT - batch.old_entropy_BT
-        positive_BT = advantages_BT > 0
-        positive = _count(positive_BT)
-        sums |= {
-            "entropy_change": (change_BT.sum(), tokens),
-            "positive": (positive, tokens),
-            "positive_entropy_fell": (_count(positive_BT & (change_BT < 0)), positive),
-        }
-    return sums
+        change_BT, positive_BT = batch.entropy_BT - batch.old_entropy_BT, positive(advantages_BT)
+        sums |= {"entropy_change": change_BT.sum(), "positive": positive_BT.sum()}
+        shares["positive_entropy_fell"] = (_dot(positive_BT, positive(-change_BT)), sums["positive"])
+    if kl_BT is not None:
+        shares["mask_kl"] = (sums["kl_penalty"], sums["mask"])
+    return {name: (value, tokens) for name, value in sums.items()} | shares
 
 
-def clipped_tokens(surrogate: Surrogate, mask_BT: Tensor) -> Tensor:
-    """Tokens that a bound acts on or that the method drops, bool [B, T]."""
-    clipped_BT = torch.zeros_like(mask_BT)
-    for part_BT in (surrogate.clip_low_BT, surrogate.clip_high_BT, surrogate.dropped_BT):
-        if part_BT is not None:
-            clipped_BT = clipped_BT | part_BT
-    return clipped_BT & mask_BT
+def clipped_tokens(surrogate: Surrogate, valid_BT: Tensor) -> Tensor:
+    """1 on tokens that a bound acts on or that the method drops, [B, T]."""
+    parts = (surrogate.clip_low_BT, surrogate.clip_high_BT, surrogate.dropped_BT)
+    given = [part_BT for part_BT in parts if part_BT is not None]
+    return sum(given).clamp(max=1) * valid_BT if given else torch.zeros_like(valid_BT)
 
 
-def extremes(surrogate: Surrogate, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Largest and smallest ratio of the micro-batch, as the method uses it."""
-    ratio_BT = surrogate.ratio_BT.expand_as(mask_BT)
+def extremes(ratio_BT: Tensor, valid_BT: Tensor) -> dict[str, Tensor]:
+    """Largest and smallest ratio of the micro-batch, as the method uses it ([B, T] or [B, 1])."""
+    absent_BT = 1 - _weights(ratio_BT, valid_BT).clamp(max=1)
     return {
-        "ratio_max": ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
-        "ratio_min": ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
+        "ratio_max": torch.sub(ratio_BT, absent_BT, alpha=FAR).amax(),
+        "ratio_min": torch.add(ratio_BT, absent_BT, alpha=FAR).amin(),
     }
 
 
@@ -101,9 +97,15 @@ def _dot(a_BT: Tensor, b_BT: Tensor) -> Tensor:
     return torch.dot(a_BT.flatten(), b_BT.flatten())
 
 
-def _count(mask_BT: Tensor) -> Tensor:
-    return mask_BT.count_nonzero()
+def _total(events_BT: Tensor | None, valid_BT: Tensor) -> Tensor:
+    return valid_BT.new_zeros(()) if events_BT is None else _dot(events_BT.expand_as(valid_BT), valid_BT)
 
 
-def _count_clipped(clipped_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
-    return mask_BT.new_zeros((), dtype=torch.long) if clipped_BT is None else _count(clipped_BT & mask_BT)
+def _weights(ratio_BT: Tensor, valid_BT: Tensor) -> Tensor:
+    """How many tokens each entry of the ratio stands for: T_i for one ratio a response."""
+    return valid_BT if ratio_BT.shape == valid_BT.shape else valid_BT.sum(-1, keepdim=True)
+
+
+def _ratio_sums(ratio_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
+    weighted_BT = ratio_BT * _weights(ratio_BT, valid_BT)
+    return weighted_BT.sum(), _dot(weighted_BT, ratio_BT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tepo_core.objectives.surrogates import positive
 from tepo_core.objectives.types import TokenBatch
 
 
@@ -24,7 +25,7 @@ def kl_estimate(difference_BT: Tensor, estimator: str) -> Tensor:
 
 
 def kl_penalty(batch: TokenBatch, *, reference: str, direction: str, estimator: str, gradient: str) -> Tensor:
-    """KL a token, [B, T]: the value of ``estimator`` with the gradient of ``gradient``. ``batch`` is cleaned."""
+    """KL a token, [B, T]: the value of ``estimator`` with the gradient of ``gradient``. ``batch`` is prepared."""
 
     def estimate(kind: str) -> Tensor:
         if kind == "exact":
@@ -40,29 +41,29 @@ def kl_penalty(batch: TokenBatch, *, reference: str, direction: str, estimator: 
 
 
 def entropy_fell(batch: TokenBatch, test: str, margin: float) -> Tensor:
-    """Tokens whose entropy counts as falling, bool [B, T] (TEPO's 1(dH < 0)). No gradient passes.
+    """1 on tokens whose entropy counts as falling, [B, T] (TEPO's 1(dH < 0)). No gradient passes.
 
     exact: H_theta < H_old - margin over the full vocabulary. first_order: log pi + H_theta > 0, the sign of the exact
     derivative dH/dz = -p (log p + H) along the chosen token's own logit. covariance: (log pi - mean)(A - mean) > 0 over the
     mini-batch, found beforehand by ``Method.select``."""
     if test == "exact":
-        return batch.entropy_BT.detach() < batch.old_entropy_BT - margin
+        return positive(batch.old_entropy_BT - margin - batch.entropy_BT)
     if test == "first_order":
-        return batch.logprobs_BT.detach() + batch.entropy_BT.detach() > 0
+        return positive(batch.logprobs_BT + batch.entropy_BT)
     if test == "covariance":
-        return batch.selected_BT
+        return batch.selected_BT.to(batch.valid_BT.dtype)
     raise ValueError(f"entropy test {test!r} is unknown; allowed: exact, first_order, covariance")
 
 
-def penalty_mask(batch: TokenBatch, mask: str, entropy_test: str | None, entropy_margin: float) -> Tensor:
-    """Tokens on which the KL is charged, bool [B, T].
+def penalty_mask(batch: TokenBatch, mask: str, entropy_test: str | None, entropy_margin: float | None) -> Tensor:
+    """1 on tokens on which the KL is charged, [B, T]. ``batch`` is prepared.
 
     all; positive: A > 0; falling: the entropy fell; tepo: both; selected: the tokens of ``Method.select``."""
     if mask == "all":
-        return batch.mask_BT
+        return batch.valid_BT
     if mask == "selected":
-        return batch.selected_BT & batch.mask_BT
+        return batch.selected_BT * batch.valid_BT
     if mask == "positive":
-        return (batch.advantages_BT > 0) & batch.mask_BT
-    fell_BT = entropy_fell(batch, entropy_test, entropy_margin) & batch.mask_BT
-    return fell_BT & (batch.advantages_BT > 0) if mask == "tepo" else fell_BT
+        return positive(batch.advantages_BT)
+    fell_BT = entropy_fell(batch, entropy_test, entropy_margin) * batch.valid_BT
+    return fell_BT * positive(batch.advantages_BT) if mask == "tepo" else fell_BT

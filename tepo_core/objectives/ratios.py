@@ -1,6 +1,7 @@
 """Importance ratios: how d_it = log pi_theta - log pi_old becomes one positive number a token.
 
-Every function takes d with zeros at padding and returns [B, T] or [B, 1] (one value for the whole response).
+Every function takes d with zeros at padding, ``valid_BT`` with 1 on tokens and 0 at padding, and returns [B, T] or [B, 1]
+(one value for the whole response).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ def exp_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT).exp()
 
 
-def response_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def response_mean(values_BT: Tensor, valid_BT: Tensor) -> Tensor:
     """Mean over the tokens of each response, [B, 1]; 0 for a row without tokens. ``values_BT`` is zero at padding."""
-    return values_BT.sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+    return values_BT.sum(dim=-1, keepdim=True) / valid_BT.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def token_ratio(log_ratio_BT: Tensor) -> Tensor:
@@ -26,33 +27,33 @@ def token_ratio(log_ratio_BT: Tensor) -> Tensor:
     return exp_ratio(log_ratio_BT)
 
 
-def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def sequence_ratio(log_ratio_BT: Tensor, valid_BT: Tensor) -> Tensor:
     """s_i = exp(mean_t d_it), [B, 1]: the geometric mean of the token ratios (GSPO, arXiv 2507.18071 sec. 4.1; TEPO)."""
-    return exp_ratio(response_mean(log_ratio_BT, mask_BT))
+    return exp_ratio(response_mean(log_ratio_BT, valid_BT))
 
 
-def sequence_token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def sequence_token_ratio(log_ratio_BT: Tensor, valid_BT: Tensor) -> Tensor:
     """sg[s_i] * pi_theta / sg[pi_theta], [B, T]: the value of s_i with the gradient of the token itself (GSPO-token,
     arXiv 2507.18071 sec. 4.3)."""
-    sequence_B1 = sequence_ratio(log_ratio_BT, mask_BT).detach()
+    sequence_B1 = sequence_ratio(log_ratio_BT, valid_BT).detach()
     return sequence_B1 * (log_ratio_BT - log_ratio_BT.detach()).exp()
 
 
-def power_mean_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, p: float) -> Tensor:
+def power_mean_ratio(log_ratio_BT: Tensor, valid_BT: Tensor, p: float) -> Tensor:
     """rho_i = (mean_t r_it^p)^(1/p), [B, 1]; p = 1 arithmetic, p = 0 (the limit) geometric (arXiv 2605.12058).
 
     Written around the mean of d with expm1 and log1p, so that small p loses no digits."""
-    mean_B1 = response_mean(log_ratio_BT, mask_BT)
+    mean_B1 = response_mean(log_ratio_BT, valid_BT)
     if p == 0:
         return exp_ratio(mean_B1)
     limit = LOG_LIMIT / max(1.0, abs(p))
-    powers_BT = torch.expm1(p * (log_ratio_BT - mean_B1).clamp(-limit, limit)).masked_fill(~mask_BT, 0.0)
-    return exp_ratio(mean_B1 + torch.log1p(response_mean(powers_BT, mask_BT)) / p)
+    powers_BT = torch.expm1(p * (log_ratio_BT - mean_B1).clamp(-limit, limit)) * valid_BT
+    return exp_ratio(mean_B1 + torch.log1p(response_mean(powers_BT, valid_BT)) / p)
 
 
 def block_ratio(
     log_ratio_BT: Tensor,
-    mask_BT: Tensor,
+    valid_BT: Tensor,
     weights: list[float],
     *,
     disjoint: bool,
@@ -65,18 +66,17 @@ def block_ratio(
     end of a response needs no special case. ``disjoint``: tokens of one block share the ratio of the block's first token;
     otherwise a window slides with the token. ahead_log_ratio_BTK: d of the multi-token heads, [..., n - 1] for token t+n;
     without it the model's own d_i,t+n is used. Responses must be contiguous in their rows."""
-    exists_BT = mask_BT.to(log_ratio_BT.dtype)
-    total_BT, weight_BT = weights[0] * log_ratio_BT, weights[0] * exists_BT
-    for n, beta in enumerate(weights[1 : mask_BT.shape[-1]], start=1):
-        exists_ahead_BT = _shift(exists_BT, n)
-        ahead_BT = _shift(log_ratio_BT, n) if ahead_log_ratio_BTK is None else ahead_log_ratio_BTK[..., n - 1] * exists_ahead_BT
-        total_BT = total_BT + beta * ahead_BT
-        weight_BT = weight_BT + beta * exists_ahead_BT
+    total_BT, weight_BT = weights[0] * log_ratio_BT, weights[0] * valid_BT
+    for n, beta in enumerate(weights[1 : valid_BT.shape[-1]], start=1):
+        exists_BT = _shift(valid_BT, n)
+        ahead_BT = _shift(log_ratio_BT, n) if ahead_log_ratio_BTK is None else ahead_log_ratio_BTK[..., n - 1] * exists_BT
+        total_BT = torch.add(total_BT, ahead_BT, alpha=beta)
+        weight_BT = torch.add(weight_BT, exists_BT, alpha=beta)
     if normalised:
-        total_BT = total_BT / weight_BT.masked_fill(~mask_BT, 1.0)
+        total_BT = total_BT / weight_BT.clamp(min=weights[0])  # a token exists in its own window: this changes padding only
     if disjoint:
-        position_BT = (mask_BT.cumsum(dim=-1) - 1).clamp(min=0)
-        column_T = torch.arange(mask_BT.shape[-1], device=mask_BT.device)
+        position_BT = (valid_BT.cumsum(dim=-1).long() - 1).clamp(min=0)
+        column_T = torch.arange(valid_BT.shape[-1], device=valid_BT.device)
         first_BT = (column_T - position_BT % len(weights)).clamp(min=0)
         total_BT = total_BT.gather(-1, first_BT)
     return exp_ratio(total_BT)

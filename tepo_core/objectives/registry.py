@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tepo_core.config import ConfigError
 from tepo_core.objectives import metrics, population
@@ -18,7 +19,7 @@ from tepo_core.objectives.aggregate import aggregate
 from tepo_core.objectives.options import ClipCov, Common, KLCov
 from tepo_core.objectives.penalties import kl_penalty, penalty_mask
 from tepo_core.objectives.surrogates import Surrogate
-from tepo_core.objectives.types import LossOutput, MiniBatchTotals, TokenBatch, TokenOutput
+from tepo_core.objectives.types import LossOutput, MiniBatchTotals, TokenBatch, TokenOutput, zero_padding
 from tepo_core.objectives.validation import validate
 
 Objective = Callable[[TokenBatch, Any], Surrogate]
@@ -179,14 +180,38 @@ class Method:
         a tensor that the method needs and that is missing, advantages that vary inside a response where one is needed."""
         validate(self, batch)
 
-    def loss(self, batch: TokenBatch, totals: MiniBatchTotals, *, credit: bool = False) -> LossOutput:
-        """Loss -J of a micro-batch, divided by the denominators of the whole mini-batch. Never synchronises with a device.
+    def loss(self, batch: TokenBatch, totals: MiniBatchTotals) -> LossOutput:
+        """Loss -J of a micro-batch, divided by the denominators of the whole mini-batch. Never waits for a device.
 
-        J = aggregate(surrogate - beta * mask * KL + bonus * H). ``credit`` adds |dJ/dlogprob| of every token.
-        A backward pass per micro-batch, gradients added (over ranks too), gives the gradient of the mini-batch."""
-        options, tokens = self.settings, batch.cleaned()
+        A backward pass per micro-batch, gradients added (over ranks too), gives the gradient of the mini-batch. The
+        gradient of J is worked out here once and handed to the backward pass: that is where ``token.gradient_BT`` comes from.
+        Second derivatives are refused by torch."""
+        wanted = [name for name, needed in self._carries_gradient().items() if needed]
+        tokens = batch.prepared(wanted)
+        leaves = [name for name in wanted if getattr(tokens, name) is not None and getattr(tokens, name).requires_grad]
+        with torch.enable_grad():
+            objective, surrogate, kl_BT, charged_BT = self._objective(tokens, totals)
+        loss = -objective.detach()
+        gradient_BT = None
+        if leaves:
+            gradients = torch.autograd.grad(-objective, [getattr(tokens, name) for name in leaves], allow_unused=True)
+            gradients = [zero_padding(gradient, tokens.valid_BT) for gradient in gradients]
+            loss = with_gradient(loss, [getattr(batch, name) for name in leaves], gradients)
+            gradient_BT = token_gradient(dict(zip(leaves, gradients, strict=True)))
+        with torch.no_grad():
+            clipped_BT = metrics.clipped_tokens(surrogate, tokens.valid_BT)
+            return LossOutput(
+                loss=loss,
+                sums=metrics.token_sums(tokens, surrogate, clipped_BT, kl_BT, charged_BT),
+                extremes=metrics.extremes(surrogate.ratio_BT, tokens.valid_BT),
+                token=TokenOutput(surrogate.ratio_BT.expand_as(clipped_BT), clipped_BT, charged_BT, gradient_BT),
+            )
+
+    def _objective(self, tokens: TokenBatch, totals: MiniBatchTotals) -> tuple[Tensor, Surrogate, Tensor | None, Tensor]:
+        """J = aggregate(weights * surrogate - beta * mask * KL + bonus * H), and its parts for the metrics."""
+        options, kl_BT, charged_BT = self.settings, None, torch.zeros_like(tokens.valid_BT)
         surrogate = self._preset.surrogate(tokens, options)  # ratio and clip
-        terms_BT, kl_BT, charged_BT = surrogate.terms_BT, None, torch.zeros_like(batch.mask_BT)
+        terms_BT = surrogate.terms_BT
         if tokens.weights_BT is not None:
             terms_BT = terms_BT * tokens.weights_BT
         if (kl := options.kl) is not None:
@@ -194,44 +219,56 @@ class Method:
                 tokens, reference=kl.reference, direction=kl.direction, estimator=kl.estimator, gradient=kl.gradient
             )
             charged_BT = penalty_mask(tokens, kl.mask, options.entropy_test, options.entropy_margin)
-            terms_BT = terms_BT - kl.beta * torch.where(charged_BT, kl_BT, 0.0)
+            terms_BT = terms_BT - kl.beta * charged_BT * kl_BT
         if options.entropy_bonus > 0:
             terms_BT = terms_BT + options.entropy_bonus * tokens.entropy_BT
-        loss = -aggregate(terms_BT, batch.mask_BT, totals, options.aggregate)
-        gradient_BT = token_gradient(loss, batch) if credit else None
-        with torch.no_grad():
-            return self._output(loss, tokens, surrogate, kl_BT, charged_BT, gradient_BT)
+        objective = aggregate(terms_BT, tokens.valid_BT, totals, options.aggregate)
+        return objective, _detached(surrogate), None if kl_BT is None else kl_BT.detach(), charged_BT
 
-    def _output(
-        self,
-        loss: Tensor,
-        tokens: TokenBatch,
-        surrogate: Surrogate,
-        kl_BT: Tensor | None,
-        charged_BT: Tensor,
-        gradient_BT: Tensor | None,
-    ) -> LossOutput:
-        clipped_BT = metrics.clipped_tokens(surrogate, tokens.mask_BT)
-        ratio_BT = surrogate.ratio_BT.detach().expand_as(tokens.mask_BT)
-        return LossOutput(
-            loss=loss,
-            sums=metrics.token_sums(tokens, surrogate, clipped_BT, kl_BT, charged_BT),
-            extremes=metrics.extremes(surrogate, tokens.mask_BT),
-            token=TokenOutput(ratio_BT, clipped_BT, charged_BT, gradient_BT),
-        )
+    def _carries_gradient(self) -> dict[str, bool]:
+        return {
+            "logprobs_BT": True,
+            "entropy_BT": self.needs_entropy_grad,
+            "mtp_logprobs_BTK": self.needs_mtp,
+            "exact_kl_BT": self.needs_exact_kl,
+        }
 
 
-def token_gradient(loss: Tensor, batch: TokenBatch) -> Tensor:
-    """|dJ/dlogprob| of every token, [B, T], by autograd down to the log-probs only, so right for every ratio.
+def _detached(surrogate: Surrogate) -> Surrogate:
+    return Surrogate(*[None if part is None else part.detach() for part in surrogate])
 
-    What a multi-token head says about o_t+n counts for token t+n. Zero where the loss does not depend on a token."""
-    heads = batch.mtp_logprobs_BTK
-    inputs = [batch.logprobs_BT] if heads is None else [batch.logprobs_BT, heads]
-    own, *ahead = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True, materialize_grads=True)
-    gradient_BT = own.clone()
-    for n in range(1, heads.shape[-1] + 1 if ahead else 1):
-        gradient_BT[:, n:] += ahead[0][:, :-n, n - 1]
-    return gradient_BT.abs_()
+
+class _WithGradient(torch.autograd.Function):
+    """A scalar whose derivatives are known: backward multiplies them by the incoming gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, count: int, *inputs_and_gradients: Tensor | None) -> Tensor:
+        ctx.gradients = inputs_and_gradients[count:]
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        known = [None if gradient is None else upstream * gradient for gradient in ctx.gradients]
+        return (None, None, *known, *[None] * len(known))
+
+
+def with_gradient(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
+    """``value`` as a function of ``inputs`` with the derivatives ``gradients`` (None: does not depend on it)."""
+    return _WithGradient.apply(value, len(inputs), *inputs, *gradients)
+
+
+def token_gradient(gradients: Mapping[str, Tensor | None]) -> Tensor | None:
+    """|dJ/dlogprob| of every token, [B, T], so right for every ratio.
+
+    What a multi-token head says about o_t+n counts for token t+n."""
+    own_BT, heads_BTK = gradients.get("logprobs_BT"), gradients.get("mtp_logprobs_BTK")
+    if own_BT is None or heads_BTK is None:
+        return None if own_BT is None else own_BT.abs()
+    total_BT = own_BT.clone()
+    for n in range(1, min(heads_BTK.shape[-1], own_BT.shape[-1] - 1) + 1):
+        total_BT[:, n:] += heads_BTK[:, :-n, n - 1]
+    return total_BT.abs_()
 
 
 def _settings(preset: Preset, overrides: Mapping[str, Any], where: str) -> Common:

@@ -1,4 +1,7 @@
-"""Surrogates: what is done with ratio and advantage. Each returns the terms of J (to maximise) and what was clipped."""
+"""Surrogates: what is done with ratio and advantage. Each returns the terms of J (to maximise) and what was clipped.
+
+Events are counted as 0 and 1 in the dtype of the tensors: several times faster on a CPU than bool tensors.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ Bounds = tuple[float | None, float | None]
 
 class Surrogate(NamedTuple):
     """terms_BT: summands of J before aggregation. ratio_BT: the ratio as the method uses it, [B, T] or [B, 1].
-    clip_low_BT / clip_high_BT: tokens on which the lower / upper bound acts; None when there is no such bound.
-    dropped_BT: tokens left out for another reason. A token is in at most one of the two clip masks."""
+    clip_low_BT / clip_high_BT: 1 on tokens on which the lower / upper bound acts; None when there is no such bound.
+    dropped_BT: 1 on tokens left out for another reason. A token is in at most one of the two clip masks."""
 
     terms_BT: Tensor
     ratio_BT: Tensor
@@ -24,12 +27,17 @@ class Surrogate(NamedTuple):
     dropped_BT: Tensor | None = None
 
 
+def positive(values: Tensor) -> Tensor:
+    """1 where the value is above 0, else 0, without gradient."""
+    return values.detach().sign().clamp_(min=0)
+
+
 def clip_events(ratio_BT: Tensor, advantages_BT: Tensor, bounds: Bounds) -> tuple[Tensor | None, Tensor | None]:
     """Where min(r A, clip(r) A) takes the clipped side: low where A < 0 and r < low, high where A > 0 and r > high."""
     low, high = bounds
     return (
-        None if low is None else (ratio_BT < low) & (advantages_BT < 0),
-        None if high is None else (ratio_BT > high) & (advantages_BT > 0),
+        None if low is None else positive(low - ratio_BT) * positive(-advantages_BT),
+        None if high is None else positive(ratio_BT - high) * positive(advantages_BT),
     )
 
 
@@ -48,21 +56,19 @@ def ppo_clip(ratio_BT: Tensor, advantages_BT: Tensor, clip: Bounds | None, dual_
     low_BT, high_BT = clip_events(ratio_BT, advantages_BT, bounds)
     if dual_clip is not None:
         terms_BT = torch.where(advantages_BT < 0, torch.maximum(terms_BT, dual_clip * advantages_BT), terms_BT)
-        beyond_BT = (ratio_BT > dual_clip) & (advantages_BT < 0)
-        high_BT = beyond_BT if high_BT is None else high_BT | beyond_BT
+        beyond_BT = positive(ratio_BT - dual_clip) * positive(-advantages_BT)
+        high_BT = beyond_BT if high_BT is None else high_BT + beyond_BT
     return Surrogate(terms_BT, ratio_BT, low_BT, high_BT)
 
 
-def geometric_clip(log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: Bounds | None) -> Surrogate:
+def geometric_clip(log_ratio_BT: Tensor, advantages_BT: Tensor, valid_BT: Tensor, clip: Bounds | None) -> Surrogate:
     """A_i exp(mean_t d'_it), d' = d limited to [-eps_low, eps_high] on the side that A would push it (GMPO)."""
     low, high = clip or (None, None)
     bounds = (None if low is None else -low, high)
-    limited_BT = log_ratio_BT
-    if high is not None:
-        limited_BT = torch.where(advantages_BT > 0, limited_BT.clamp(max=high), limited_BT)
-    if low is not None:
-        limited_BT = torch.where(advantages_BT < 0, limited_BT.clamp(min=-low), limited_BT)
-    ratio_B1 = exp_ratio(response_mean(limited_BT, mask_BT))
+    limited_BT, sign_BT = log_ratio_BT, advantages_BT.sign()
+    if bounds != (None, None):
+        limited_BT = sign_BT * torch.minimum(sign_BT * log_ratio_BT, sign_BT * log_ratio_BT.clamp(*bounds))
+    ratio_B1 = exp_ratio(response_mean(limited_BT, valid_BT))
     return Surrogate(ratio_B1 * advantages_BT, ratio_B1, *clip_events(log_ratio_BT, advantages_BT, bounds))
 
 
@@ -70,13 +76,12 @@ def weighted_log_likelihood(ratio_BT: Tensor, logprobs_BT: Tensor, advantages_BT
     """sg[clip(r)] A log pi: every token keeps a gradient, only its weight is limited (CISPO, arXiv 2506.13585 eq. 4)."""
     low, high = around_one(clip)
     weight_BT = ratio_BT.detach() if (low, high) == (None, None) else ratio_BT.detach().clamp(low, high)
-    low_BT = None if low is None else ratio_BT < low
-    high_BT = None if high is None else ratio_BT > high
+    low_BT = None if low is None else positive(low - ratio_BT)
+    high_BT = None if high is None else positive(ratio_BT - high)
     return Surrogate(weight_BT * advantages_BT * logprobs_BT, ratio_BT, low_BT, high_BT)
 
 
 def soft_gate(ratio_BT: Tensor, advantages_BT: Tensor, tau_positive: float, tau_negative: float) -> Surrogate:
     """(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A (SAPO, arXiv 2511.20347): slope A at r = 1, then fading."""
-    positive_BT = (advantages_BT > 0).to(ratio_BT.dtype)
-    tau_BT = tau_negative + (tau_positive - tau_negative) * positive_BT
+    tau_BT = tau_negative + (tau_positive - tau_negative) * positive(advantages_BT)
     return Surrogate(4.0 / tau_BT * torch.sigmoid(tau_BT * (ratio_BT - 1.0)) * advantages_BT, ratio_BT)

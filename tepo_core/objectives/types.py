@@ -18,6 +18,13 @@ class BatchError(ValueError):
     """The tensors given to an objective are wrong: shape, value, or a tensor that the method needs is missing."""
 
 
+def zero_padding(values: Tensor | None, valid_BT: Tensor) -> Tensor | None:
+    """[B, T] or [B, T, K] values with 0 at padding; they must be finite there."""
+    if values is None:
+        return None
+    return values * (valid_BT[..., None] if values.ndim == 3 else valid_BT)
+
+
 @dataclass(frozen=True)
 class MiniBatchTotals:
     """Denominators of the WHOLE mini-batch, over every micro-batch and rank. The only place they come from.
@@ -54,7 +61,7 @@ class TokenBatch:
     ref_logprobs_BT: the reference policy. selected_BT: what ``Method.select`` returned for these rows.
     mtp_logprobs_BTK / old_mtp_logprobs_BTK: [..., n - 1] is log pi(o_t+n | o_<t) of the multi-token heads, n = 1..K-1.
     exact_kl_BT: KL over the vocabulary in the direction the method asks for. weights_BT: off-policy correction.
-    log_ratio_BT is filled in by :meth:`cleaned`."""
+    valid_BT (the mask as 0 and 1) and log_ratio_BT (d = log pi_theta - log pi_old) are filled in by :meth:`prepared`."""
 
     logprobs_BT: Tensor
     old_logprobs_BT: Tensor
@@ -68,6 +75,7 @@ class TokenBatch:
     old_mtp_logprobs_BTK: Tensor | None = None
     exact_kl_BT: Tensor | None = None
     weights_BT: Tensor | None = None
+    valid_BT: Tensor | None = None
     log_ratio_BT: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -78,13 +86,15 @@ class TokenBatch:
         """Some of the responses, e.g. a micro-batch of a mini-batch."""
         return replace(self, **{name: value[index] for name, value in self.tensors().items()})
 
-    def cleaned(self) -> TokenBatch:
-        """A copy with zeros at padding and d = log pi_theta - log pi_old in ``log_ratio_BT``; gradients pass through."""
-        padding_BT = ~self.mask_BT
-        clean = {}
+    def prepared(self, leaves: Sequence[str] = ("logprobs_BT",)) -> TokenBatch:
+        """What objectives work on: a detached copy with zeros at padding, in which the tensors named in ``leaves`` are leaves
+        that require gradient (those that did), and d = log pi_theta - log pi_old."""
+        valid_BT = self.mask_BT.to(self.logprobs_BT.dtype)
+        clean = {"valid_BT": valid_BT}
         for name, value in self.tensors().items():
-            if name not in ("mask_BT", "selected_BT"):
-                clean[name] = value.masked_fill(padding_BT[..., None] if value.ndim == 3 else padding_BT, 0.0)
+            if value.is_floating_point():
+                zeroed = zero_padding(value.detach().nan_to_num(), valid_BT)
+                clean[name] = zeroed.requires_grad_(value.requires_grad and name in leaves)
         clean["log_ratio_BT"] = clean["logprobs_BT"] - clean["old_logprobs_BT"]
         return replace(self, **clean)
 
@@ -107,13 +117,23 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """Detached per-token results. ``mask_BT``: tokens on which the KL penalty is charged. ``gradient_BT``: |dJ/dlogprob|,
-    the weight with which each token's log-probability enters the gradient; None unless asked for."""
+    """Detached per-token results, [B, T]. ratio_BT: as the method uses it. gradient_BT: |dJ/dlogprob|, the weight with which
+    each token's log-probability enters the gradient; None where nothing required gradient."""
 
     ratio_BT: Tensor
-    clipped_BT: Tensor
-    mask_BT: Tensor
+    clipped_01: Tensor
+    charged_01: Tensor
     gradient_BT: Tensor | None
+
+    @property
+    def clipped_BT(self) -> Tensor:
+        """Tokens on which a bound acts or that the method drops, bool."""
+        return self.clipped_01.bool()
+
+    @property
+    def mask_BT(self) -> Tensor:
+        """Tokens on which the KL penalty is charged (TEPO's mask), bool."""
+        return self.charged_01.bool()
 
 
 @dataclass(frozen=True)
