@@ -23,7 +23,8 @@ TOKEN_SHARE = {"decisive": 0.05, "digit": 0.15, "copied": 0.4, "format": 0.4}
 
 @dataclass(frozen=True)
 class Truth:
-    """What a method's runs are made of. ``decisive``: share of the gradient weight on decisive tokens; ``clip``, ``mask``: shares of tokens."""
+    """What a method's runs are made of. ``decisive``: share of the gradient weight on decisive tokens; ``clip``, ``mask``:
+    shares of tokens."""
 
     start: float = 0.3
     gain: float = 0.5
@@ -129,6 +130,8 @@ def make_run(
     tokens, responses = _records(task, seed, train, truth, rng)
     tokens.to_parquet(folder / "tokens.parquet")
     responses.to_parquet(folder / "responses.parquet")
+    if task.startswith("facts"):
+        _fact_records(task, seed, train, truth, rng).to_parquet(folder / "facts.parquet")
     run_record.finish(folder)
     return folder
 
@@ -228,7 +231,7 @@ def _records(
                     9,
                 )
             )
-            for position, (text, (kind, _)) in enumerate(zip(pieces, kinds, strict=True)):
+            for position, (text, (kind, fact)) in enumerate(zip(pieces, kinds, strict=True)):
                 old = float(truth.entropy(step - 1)) * (2.0 if kind == "decisive" else 0.5)
                 fell = rng.random() < truth.fell
                 entropy = old * (0.9 if fell else 1.05)
@@ -236,11 +239,21 @@ def _records(
                 logprob = min(logprob_old + (0.05 if right else -0.05), -1e-4)
                 tokens.append((step, 4, response, f"p{response}", position, ord(text[0]) if text else 1, text, kind, logprob_old, logprob, old,
                                entropy, float(np.exp(logprob - logprob_old)), 0.7 if right else -0.7, right and fell and truth.mask > 0,
-                               bool(rng.random() < truth.clip), abs(logprob) / 100, right))  # fmt: skip
+                               bool(rng.random() < truth.clip), abs(logprob) / 100, right, fact))  # fmt: skip
     token_names = ["step", "update", "response", "prompt_id", "position", "token_id", "text", "kind", "logprob_old", "logprob", "entropy_old",
-                   "entropy", "ratio", "advantage", "mask", "clipped", "gradient", "correct"]  # fmt: skip
+                   "entropy", "ratio", "advantage", "mask", "clipped", "gradient", "correct", "fact"]  # fmt: skip
     response_names = ["step", "response", "prompt_id", "prompt", "text", "reward", "outcome", "finish", "length"]
     return pd.DataFrame(tokens, columns=token_names), pd.DataFrame(responses, columns=response_names)
+
+
+def _fact_records(task: str, seed: int, train: config.Train, truth: Truth, rng: np.random.Generator) -> pd.DataFrame:
+    """Probability of the right digit of every fact at each validation; facts planted with a higher chance are corrected sooner."""
+    rows = []
+    for step in range(0, train.rollouts + 1, train.validate_every or train.rollouts):
+        for key, fact in sorted(plant_facts(task, seed).items()):
+            prob = 0.98 if not fact.bad else float(np.clip(fact.p_right + truth.gain * step / train.rollouts * (0.5 + 3 * fact.p_right), 0, 1))
+            rows.append((step, key, fact.bad, fact.p_right, prob, int(prob > 0.5)))
+    return pd.DataFrame(rows, columns=["step", "fact", "bad", "p_right", "prob_right", "correct"])
 
 
 def make_evaluation(

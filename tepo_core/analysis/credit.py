@@ -1,6 +1,7 @@
-"""Does credit predict learning? Gradient weight on decisive tokens against which planted wrong facts get corrected, and how soon.
+"""Does credit predict learning? Gradient weight on decisive tokens against which planted wrong facts get corrected, and when.
 
-Only tasks that plant wrong facts can answer (:mod:`tepo_core.tasks.arithmetic`): there the decisive tokens are known."""
+Only tasks that plant wrong facts can answer (:mod:`tepo_core.tasks.arithmetic`): there the decisive tokens are known, and
+validation asks every fact by itself."""
 
 from __future__ import annotations
 
@@ -8,26 +9,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from scipy import stats
 
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.analysis.runs import RunSet
-from tepo_core.analysis.statistics import seed_interval
+from tepo_core.analysis.runs import Run, RunSet
+from tepo_core.analysis.statistics import Interval, seed_interval
 from tepo_core.analysis.summaries import horizon, seed_values
-from tepo_core.tasks.arithmetic import PLANS, TOKEN, Fact, plant_facts, token_kinds
 
-EARLY = 0.5
-"""Share of the rollouts whose recorded gradient counts as "before": credit must come before the correction that it predicts."""
+EARLY = 0.3
+"""Share of the rollouts whose recorded gradient counts as early: credit must come before the correction that it predicts."""
+NEVER = 2.0
+"""A fact or run that is never corrected ranks behind all that are: its time is this many horizons."""
 
 
-def credit_tables(runs: RunSet, table: pd.DataFrame, confidence: float = 0.95) -> dict[str, pd.DataFrame]:
-    """``credit_prediction``: rank correlations between and within runs; ``facts``: one row a (run, bad fact). Empty without planted facts."""
-    tasks = [t for t in runs.tasks if t in PLANS]
+def credit_tables(runs: RunSet, table: pd.DataFrame, confidence: float) -> dict[str, pd.DataFrame]:
+    """``credit_prediction``: rank correlations between and within runs; ``facts``: one row a (run, bad fact).
+
+    Empty where no run has planted facts."""
     rows: list[dict] = []
     parts = []
-    for task in tasks:
+    for task in runs.tasks:
         rows += _between_runs(runs, table, task, confidence)
         facts = fact_table(runs, task)
         if len(facts):
@@ -55,17 +57,18 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 def _between_runs(runs: RunSet, table: pd.DataFrame, task: str, confidence: float) -> list[dict]:
     """Inside each seed, over its methods: does more gradient weight on decisive tokens go with more, or sooner, correction?"""
     rows = []
+    shares = {method: seed_values(table, task, method, "gradient_decisive") for method in runs.methods}
     for outcome in ("facts_corrected", "facts_half"):
+        values = {method: seed_values(table, task, method, outcome) for method in runs.methods}
         per_seed = []
         for seed in runs.seeds:
             x, y = [], []
             for method in runs.methods:
-                share = seed_values(table, task, method, "gradient_decisive").get(seed)
-                value = seed_values(table, task, method, outcome).get(seed)
+                value = values[method].get(seed)
                 if outcome == "facts_half" and value is None and (task, method, seed) in runs.runs:
-                    value = 2.0 * horizon(runs.runs[task, method, seed])  # never got there: ranks behind all that did
-                if share is not None and value is not None:
-                    x.append(share)
+                    value = NEVER * horizon(runs.runs[task, method, seed])
+                if seed in shares[method] and value is not None:
+                    x.append(shares[method][seed])
                     y.append(value)
             per_seed.append(rank_correlation(x, y))
         interval = seed_interval(per_seed, confidence, bounds=(-1.0, 1.0))
@@ -74,24 +77,28 @@ def _between_runs(runs: RunSet, table: pd.DataFrame, task: str, confidence: floa
     return rows
 
 
+FACT_PREDICTORS = ("early_gradient", "early_records", "start_probability")
+FACT_OUTCOMES = ("end_probability", "corrected_at")
+
+
 def _within_runs(facts: pd.DataFrame, task: str, confidence: float) -> list[dict]:
-    """Inside each run, over its bad facts: correlation of early gradient weight, and of the planted chance, with correction."""
+    """Inside each run, over its bad facts; mean over the methods of a seed, interval over seeds."""
     rows = []
-    for predictor in ("early_gradient", "early_tokens", "p_right"):
-        per_seed = [
-            np.nanmean(values)
-            for _, group in facts.groupby("seed", sort=True)
-            if np.isfinite(
-                values := [rank_correlation(g[predictor], g["right"]) for _, g in group.groupby("method", sort=True)]
-            ).any()
-        ]
-        interval = seed_interval(per_seed, confidence, bounds=(-1.0, 1.0))
-        if interval.n:
-            rows.append(_row(task, "fact", predictor, "right", interval))
+    for predictor in FACT_PREDICTORS:
+        for outcome in FACT_OUTCOMES:
+            per_seed = []
+            for _, group in facts.groupby("seed", sort=True):
+                found = [rank_correlation(g[predictor], g[outcome]) for _, g in group.groupby("method", sort=True)]
+                found = [value for value in found if np.isfinite(value)]
+                if found:
+                    per_seed.append(float(np.mean(found)))
+            interval = seed_interval(per_seed, confidence, bounds=(-1.0, 1.0))
+            if interval.n:
+                rows.append(_row(task, "fact", predictor, outcome, interval))
     return rows
 
 
-def _row(task: str, level: str, predictor: str, outcome: str, interval) -> dict:
+def _row(task: str, level: str, predictor: str, outcome: str, interval: Interval) -> dict:
     return {
         "task": task, "level": level, "predictor": predictor, "outcome": outcome, "correlation": interval.estimate,
         "low": interval.low, "high": interval.high, "n": interval.n, "reason": interval.reason,
@@ -99,59 +106,41 @@ def _row(task: str, level: str, predictor: str, outcome: str, interval) -> dict:
 
 
 def fact_table(runs: RunSet, task: str) -> pd.DataFrame:
-    """One row a run and bad fact that the final greedy answers met at least once.
+    """One row a run and planted wrong fact; empty where nothing was recorded.
 
-    early_gradient: summed |dJ/dlogp| on tokens that answer the fact, over the records of the first half of the run; early_tokens:
-    how many those are; asked, right: how often the final greedy answers met the fact, and the share of right digits."""
-    parts = []
-    for (name, method, seed), run in sorted(runs.runs.items()):
-        evaluation = runs.evaluations.get((name, method, seed))
-        tokens_path = run.folder / "tokens.parquet"
-        if name != task or evaluation is None or not tokens_path.is_file():
-            continue
-        facts = plant_facts(task, seed)
-        final = answers_by_fact(greedy_texts(evaluation.folder / "samples.parquet"), facts)
-        early = recorded_by_fact(pq.read_table(tokens_path).to_pandas(), facts, EARLY * horizon(run))
-        rows = [
-            {
-                "task": task, "method": method, "seed": seed, "fact": key, "p_right": facts[key].p_right, "asked": asked, "right": right / asked,
-                "early_gradient": early.get(key, (0.0, 0))[0], "early_tokens": early.get(key, (0.0, 0))[1],
-            }
-            for key, (asked, right) in sorted(final.items())
-        ]  # fmt: skip
-        parts.append(pd.DataFrame(rows))
+    start_probability, end_probability: of the right digit, before and after training. corrected_at: first validation at which
+    it is above 1/2 (:data:`NEVER` horizons if it never is). early_gradient: summed |dJ/dlogp| on recorded tokens that answer
+    the fact in the first part of the run (:data:`EARLY`); early_records: how many those are."""
+    parts = [_facts_of(run) for key, run in sorted(runs.runs.items()) if key[0] == task]
+    parts = [part for part in parts if part is not None]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def greedy_texts(path) -> list[str]:
-    """Greedy answers (sample -1) of an evaluation, or its first samples where there are none."""
-    if not path.is_file():
-        return []
-    table = pq.read_table(path, columns=["sample", "text"])
-    least = pc.min(table["sample"])
-    return table.filter(pc.equal(table["sample"], least))["text"].to_pylist()
+def _facts_of(run: Run) -> pd.DataFrame | None:
+    facts_path, tokens_path = run.folder / "facts.parquet", run.folder / "tokens.parquet"
+    if not facts_path.is_file():
+        return None
+    facts = pq.read_table(facts_path).to_pandas()
+    facts = facts[facts["bad"].astype(bool)].sort_values(["fact", "step"])
+    if not len(facts):
+        return None
+    ends = facts.groupby("fact", sort=True)["prob_right"].agg(start_probability="first", end_probability="last")
+    first = facts[facts["correct"] == 1].groupby("fact", sort=True)["step"].min()
+    table = ends.assign(corrected_at=first.reindex(ends.index).fillna(NEVER * horizon(run)).astype(float))
+    table = table.join(early_gradient(tokens_path, EARLY * horizon(run)) if tokens_path.is_file() else EMPTY)
+    table[["early_gradient", "early_records"]] = table[["early_gradient", "early_records"]].fillna(0.0)
+    return table.reset_index().assign(task=run.task, method=run.method, seed=run.seed)
 
 
-def answers_by_fact(texts: Sequence[str], facts: dict[str, Fact]) -> dict[str, tuple[int, int]]:
-    """Bad fact -> (times a response answered it, times the digit was right), by the response's own running values."""
-    counts: dict[str, tuple[int, int]] = {}
-    for text in texts:
-        tokens = TOKEN.findall(text)
-        for token, (kind, key) in zip(tokens, token_kinds(tokens, facts), strict=True):
-            if kind == "decisive" and key is not None:
-                asked, right = counts.get(key, (0, 0))
-                counts[key] = asked + 1, right + (token == str(facts[key].truth))
-    return counts
+EMPTY = pd.DataFrame({"early_gradient": [], "early_records": []}, index=pd.Index([], name="fact"), dtype=float)
 
 
-def recorded_by_fact(tokens: pd.DataFrame, facts: dict[str, Fact], last_step: float) -> dict[str, tuple[float, int]]:
-    """Bad fact -> (summed gradient weight, number) of recorded tokens that answer it, up to rollout ``last_step``."""
-    tokens = tokens[tokens["step"] <= last_step]
-    sums: dict[str, tuple[float, int]] = {}
-    for _, response in tokens.groupby(["step", "response"], sort=True):
-        response = response.sort_values("position")
-        for (kind, key), weight in zip(token_kinds(list(response["text"]), facts), response["gradient"], strict=True):
-            if kind == "decisive" and key is not None and np.isfinite(weight):
-                total, count = sums.get(key, (0.0, 0))
-                sums[key] = total + float(weight), count + 1
-    return sums
+def early_gradient(path, last_step: float) -> pd.DataFrame:
+    """Summed gradient weight and number of recorded tokens by the fact that they answer, up to rollout ``last_step``."""
+    if "fact" not in pq.read_schema(path).names:
+        return EMPTY
+    tokens = pq.read_table(path, columns=["step", "fact", "gradient"]).to_pandas()
+    tokens = tokens[(tokens["step"] <= last_step) & tokens["fact"].notna() & np.isfinite(tokens["gradient"].astype(float))]
+    if not len(tokens):
+        return EMPTY
+    return tokens.groupby("fact", sort=True)["gradient"].agg(early_gradient="sum", early_records="count")

@@ -1,8 +1,8 @@
 """Entropy: what is kept, the law R = -a exp(H) + b, the covariance prediction, and which tokens lose it.
 
-Two quantities have two names throughout. ``entropy`` is the exact entropy of the sampling distribution over the whole vocabulary at
-the training temperature, in nats, averaged over sampled tokens. ``entropy_sampled`` is the mean surprisal -log p of the
-sampled tokens: the same in expectation, noisier in a run."""
+Two quantities have two names throughout. ``entropy`` is the exact entropy of the sampling distribution over the whole
+vocabulary at the training temperature, in nats, averaged over sampled tokens. ``entropy_sampled`` is the mean surprisal
+-log p of the sampled tokens: the same in expectation, noisier in a run."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def covariance_prediction(
 ) -> CovarianceTest | None:
     """Compare the change of entropy over rollout s, H(s+1) - H(s), with -lr(s) Cov(s), both smoothed over ``window`` rollouts.
 
-    entropy: at each rollout, before its updates. covariance: mean over the rollout's updates of Cov(log pi, A). lr: of the rollout.
-    Pearson correlation, and the share of rollouts in which both have the same sign. Source of the prediction: arXiv
+    entropy: at each rollout, before its updates. covariance: mean over the rollout's updates of Cov(log pi, A). lr: of the
+    rollout. Pearson correlation, and the share of rollouts in which both have the same sign. Source of the prediction: arXiv
     2505.22617, theorem 1 and 2. ``None`` with fewer than ten pairs or without spread."""
     h = np.asarray(entropy, dtype=float)
     size = min(len(h) - 1, len(covariance), len(lr))
@@ -122,7 +122,8 @@ def covariance_prediction(
 
 
 def with_changes(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Token records with ``entropy_change`` (now minus at sampling) and ``surprise`` (surprisal minus entropy at sampling), nats."""
+    """Token records with ``entropy_change`` (now minus at sampling) and ``surprise`` (surprisal minus entropy at
+    sampling), nats."""
     return tokens.assign(
         entropy_change=tokens["entropy"] - tokens["entropy_old"],
         surprise=-tokens["logprob_old"] - tokens["entropy_old"],
@@ -130,7 +131,8 @@ def with_changes(tokens: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_kind(tokens: pd.DataFrame, groups: Sequence[str]) -> pd.DataFrame:
-    """Means of the token records by ``groups``: one row a group with tokens, entropy, change, log-ratio, shares clipped, in the mask, falling."""
+    """Means of the token records by ``groups``: one row a group with tokens, entropy, change, log-ratio, shares clipped,
+    in the mask, falling."""
     table = with_changes(tokens)
     table = table.assign(
         abs_log_ratio=(table["logprob"] - table["logprob_old"]).abs(),
@@ -156,9 +158,10 @@ def by_kind(tokens: pd.DataFrame, groups: Sequence[str]) -> pd.DataFrame:
 def fell_by_surprise(tokens: pd.DataFrame, groups: Sequence[str]) -> pd.DataFrame:
     """Share of tokens with positive advantage whose entropy fell, by bins of surprisal minus entropy.
 
-    Raising a sampled token's probability lowers the entropy of its position only where the token is not too surprising (the exact
-    gradient over logits is -p (log p + H)); so the share should fall from left to right, and is no constant 1, which is what
-    charging every token with A > 0 would assume. Columns: ``groups``, bin (index), surprise (bin mean), tokens, fell."""
+    Raising a sampled token's probability lowers the entropy of its position only where the token is not too surprising
+    (the exact gradient over logits is -p (log p + H)); so the share should fall from left to right, and is no constant 1,
+    which is what charging every token with A > 0 would assume. Columns: ``groups``, bin (index), surprise (bin mean),
+    tokens, fell."""
     table = with_changes(tokens)
     table = table[(table["advantage"] > 0) & (table["logprob"] != table["logprob_old"])]
     table = table.assign(

@@ -1,4 +1,5 @@
-"""Figures of how training worked: stability, ratio and clipping, TEPO's mask, credit on decisive tokens, which tokens lose entropy."""
+"""Figures of how training worked: stability, ratio and clipping, TEPO's mask, credit on decisive tokens, which tokens lose
+entropy."""
 
 from __future__ import annotations
 
@@ -50,8 +51,10 @@ def stability(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Stability",
-        "Every seed as a hollow point, mean and interval as a filled one. Volatility is the standard deviation of the change between rollouts; "
-        "drawdown the largest fall of the smoothed reward from its peak; a spike a gradient norm six scaled MADs above the twenty before.",
+        "Every seed as a hollow point, mean and interval as a filled one. Volatility is the standard deviation of "
+        "the change between rollouts; "
+        "drawdown the largest fall of the smoothed reward from its peak; a spike a gradient norm six scaled MADs "
+        "above the twenty before.",
         f"Reward volatility: {ranked(means['reward_volatility'])}. Largest drawdown: {ranked(means['reward_drawdown'])}. "
         f"Gradient spikes: {ranked(means['grad_spikes'], 1)}.",
     )
@@ -75,7 +78,8 @@ def ratio_and_clip(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Ratio, clipping and drift",
-        "Means over seeds and over all updates of a rollout, smoothed over five rollouts. A method clips what its own ratio and range say, so "
+        "Means over seeds and over all updates of a rollout, smoothed over five rollouts. A method clips what its "
+        "own ratio and range say, so "
         "the shares are not comparable as strengths.",
         f"Clipped share at the end: {ranked({m: e[1] for m, e in clip.items()})}. KL: {trend(kl, 5)}. "
         f"Mean absolute log-ratio at the end: {ranked({m: e[1] for m, e in spread.items()}, 4)}.",
@@ -121,8 +125,10 @@ def mask(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "TEPO's mask and its premise",
-        "The mask charges KL only where the advantage is positive and the entropy fell. Right: the share of tokens with positive advantage "
-        "whose entropy really fell since sampling, over all updates after the first; if a positive advantage implied falling entropy it would "
+        "The mask charges KL only where the advantage is positive and the entropy fell. Right: the share of tokens "
+        "with positive advantage "
+        "whose entropy really fell since sampling, over all updates after the first; if a positive advantage implied "
+        "falling entropy it would "
         "be 1.",
         f"Share of positive-advantage tokens whose entropy fell: {ranked(fell, 2)}. Tokens in the mask at the end: "
         f"{ranked({m: e[1] for m, e in share.items()})}. KL charged: {trend(charged, 6)}.",
@@ -152,7 +158,8 @@ def credit(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Credit: how much falls on the decisive tokens",
-        "Shares that fall on decisive tokens, the digits whose planted fact is wrong. Dashed line: the decisive tokens' share of all tokens "
+        "Shares that fall on decisive tokens, the digits whose planted fact is wrong. Dashed line: the decisive "
+        "tokens' share of all tokens "
         f"({tokens:.3f}), where a method that cannot tell tokens apart would lie. Every seed is a hollow point.",
         f"Share of gradient weight on decisive tokens: {ranked(means['gradient'])}; their share of tokens is {tokens:.3f}. "
         f"Share of entropy change: {ranked(means['entropy'])}.",
@@ -182,8 +189,10 @@ def surprise(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Which tokens lose entropy",
-        "Recorded tokens with positive advantage at the last update of a rollout, in bins of at least 20. Raising a token that is more "
-        "surprising than expected spreads the distribution, so a positive advantage alone does not mean falling entropy (line at 1).",
+        "Recorded tokens with positive advantage at the last update of a rollout, in bins of at least 20. Raising a "
+        "token that is more "
+        "surprising than expected spreads the distribution, so a positive advantage alone does not mean falling "
+        "entropy (line at 1).",
         f"Share of positive-advantage tokens losing entropy, from the least to the most surprising: {trend(ends, 2)}.",
     )
 
@@ -222,7 +231,8 @@ def facts(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Which wrong facts get corrected",
-        "Left: share of the planted wrong facts that the greedy policy answers rightly when asked one step. Right: one point a run."
+        "Left: share of the planted wrong facts that the greedy policy answers rightly when asked one step. Right: "
+        "one point a run."
         + note,
         f"Facts corrected: {trend(ends, 2)}.{note}",
     )

@@ -1,4 +1,5 @@
-"""Figures of what training achieved: learning curves, entropy, the entropy law, pass@k, final accuracy, rollouts to a target."""
+"""Figures of what training achieved: learning curves, entropy, the entropy law, pass@k, final accuracy, rollouts to a
+target."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def learning_curves(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Learning curves",
-        "Means over seeds. Reward and entropy are those of the sampling policy before each rollout's updates; entropy is exact, over the "
+        "Means over seeds. Reward and entropy are those of the sampling policy before each rollout's updates; "
+        "entropy is exact, over the "
         "whole vocabulary, on a logarithmic axis. Bands over seeds are in the next figure.",
         f"Held-out accuracy: {trend(accuracy)}. Training reward: {trend(reward)}. Entropy: {trend(entropy, 4)}.",
     )
@@ -150,7 +152,8 @@ def entropy_law(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Reward against entropy, and the law R = −a exp(H) + b",
-        "A dot a rollout, a line a seed (least squares over the whole run), a marker at H = 0 for the ceiling b − a that the law "
+        "A dot a rollout, a line a seed (least squares over the whole run), a marker at H = 0 for the ceiling b − a "
+        "that the law "
         "predicts. Training moves from right to left.",
         f"Share of variance explained by the law: {ranked(fits, 2)}.",
     )
@@ -202,7 +205,8 @@ def pass_at_k(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "pass@k against k",
-        "Unbiased estimator, mean over seeds. Bars: hierarchical bootstrap over seeds and problems (too narrow with few seeds; intervals used "
+        "Unbiased estimator, mean over seeds. Bars: hierarchical bootstrap over seeds and problems (too narrow with "
+        "few seeds; intervals used "
         "for verdicts are in the tables). Points are set apart sideways a little.",
         f"pass@k at the largest k on {splits[0]}: {ranked(last)}.",
     )
@@ -231,8 +235,10 @@ def final_accuracy(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Final accuracy",
-        "Left: every seed as a hollow point, mean and interval below it. Middle and right: differences paired by seed, since all methods "
-        f"of a seed start from one base policy and meet the same problems. Bars: {100 * book.study.analyse.confidence:g} % t intervals over seeds; "
+        "Left: every seed as a hollow point, mean and interval below it. Middle and right: differences paired by "
+        "seed, since all methods "
+        "of a seed start from one base policy and meet the same problems. Bars: "
+        f"{100 * book.study.analyse.confidence:g} % t intervals over seeds; "
         "none where there is one seed.",
         f"Final held-out accuracy: {ranked(means)}. Difference from {book.reference}: {ranked(gains)}.",
     )
@@ -287,8 +293,10 @@ def rollouts_to_target(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Rollouts to a target",
-        "Left: seeds that reached the profile's target (hollow), seeds that never did (triangles at the end: censored), and the mean of "
-        "min(time, horizon). Right: geometric mean over seeds of the ratio of times, with t interval on the log scale; censored runs pull it "
+        "Left: seeds that reached the profile's target (hollow), seeds that never did (triangles at the end: "
+        "censored), and the mean of "
+        "min(time, horizon). Right: geometric mean over seeds of the ratio of times, with t interval on the log "
+        "scale; censored runs pull it "
         "towards 1.",
         f"Mean rollouts to the target, cut at {end:g}: {ranked(means, 1)}. Seeds that reached it: "
         + ", ".join(f"{m} {int(n)} of {int(table.loc[m, 'seeds'])}" for m, n in reached.items())

@@ -77,7 +77,8 @@ WORDS = {
 
 
 def answer(book: Book) -> list[str]:
-    """Does a token-level objective beat the reference? One sentence a task for each subject of the study, then what it rests on."""
+    """Does a token-level objective beat the reference? One sentence a task for each subject of the study, then what it
+    rests on."""
     out = []
     reference = book.reference
     subjects = [m for m in ("tepo", "tepo_kl", "mpo") if m in book.methods] or [
@@ -90,7 +91,8 @@ def answer(book: Book) -> list[str]:
                 continue
             text = (
                 f"On {task}, {method} {WORDS[decided(found)]} {reference}: held-out accuracy differs by "
-                f"{number(found['estimate'], sign=True)}{between(found['low'], found['high'], sign=True)} over {int(found['n'])} seeds"
+                f"{number(found['estimate'], sign=True)}{between(found['low'], found['high'], sign=True)} over "
+                f"{int(found['n'])} seeds"
             )
             if decided(found) == "undecided" and pd.notna(found["seeds_needed"]):
                 text += f"; if the true difference is the one observed, about {int(found['seeds_needed'])} seeds would show it"
@@ -108,7 +110,8 @@ def sentences(book: Book) -> list[dict]:
         parts = [f"accuracy {number(row['accuracy'])}{between(row['accuracy_low'], row['accuracy_high'])}"]
         if method != BASE:
             parts[0] += (
-                f", {number(row['gain'], sign=True)}{between(row['gain_low'], row['gain_high'], sign=True)} over the base policy"
+                f", {number(row['gain'], sign=True)}{between(row['gain_low'], row['gain_high'], sign=True)} over the "
+                "base policy"
             )
             if method != book.reference:
                 difference = number(row["difference"], sign=True)
@@ -120,7 +123,8 @@ def sentences(book: Book) -> list[dict]:
             if pd.notna(row["rollouts_to_target"]):
                 target = book.study.analyse.target_accuracy
                 parts.append(
-                    f"{int(row['reached'])} of {row['seeds']} seeds reach {target:g} ({number(row['rollouts_to_target'], 0)} rollouts on average)"
+                    f"{int(row['reached'])} of {row['seeds']} seeds reach {target:g} "
+                    f"({number(row['rollouts_to_target'], 0)} rollouts on average)"
                 )
         out.append({"task": task, "method": method, "text": "; ".join(parts) + "."})
     return out

@@ -19,44 +19,65 @@ class Metric:
     digits: int = 3
 
 
-METRICS = {
-    m.name: m
-    for m in [
-        Metric("accuracy", "accuracy", "share of sampled answers that are right on held-out problems (avg@n, which is pass@1)", 1, True),
-        Metric("greedy", "greedy accuracy", "share of greedy answers that are right on held-out problems", 1, True),
-        Metric("pass_max", "pass@k, largest k", "unbiased pass@k at the largest k of the profile", 1, True),
-        Metric("long_accuracy", "accuracy, longer", "accuracy on chains longer than any that RL saw", 1, True),
-        Metric("truncated", "cut off", "share of evaluation answers that hit the length limit", -1, True),
-        Metric("curve_mean", "mean of the curve", "held-out greedy accuracy averaged over the whole training: high for fast and for good", 1, True),
-        Metric("reward_end", "reward at the end", "mean training reward in the last tenth of the rollouts", 1, True),
-        Metric("steps_to_target", "rollouts to target", "rollouts until held-out greedy accuracy first reaches the profile's target", -1, digits=1),
-        Metric("entropy_start", "entropy at the start", "exact entropy in nats per token, first tenth of the rollouts", digits=4),
-        Metric("entropy_end", "entropy at the end", "exact entropy in nats per token, last tenth of the rollouts", digits=4),
-        Metric("entropy_kept", "entropy kept", "entropy at the end over entropy at the start", 1),
-        Metric("law_a", "law: a", "slope of R = -a exp(H) + b"),
-        Metric("law_b", "law: b", "intercept of R = -a exp(H) + b"),
-        Metric("law_ceiling", "law: ceiling", "b - a, the reward that the law predicts at entropy 0"),
-        Metric("law_r2", "law: R²", "share of the reward's variance that the law explains along a run", 1),
-        Metric("law_error", "law: error ahead", "root mean square error of the last two thirds predicted from a fit on the first third", -1),
-        Metric("covariance_correlation", "covariance: correlation", "correlation of the entropy's change with the covariance prediction", 1),
-        Metric("reward_volatility", "reward volatility", "standard deviation of the change of reward between rollouts", -1),
-        Metric("reward_drawdown", "largest drawdown", "largest fall of the smoothed reward from its peak", -1, True),
-        Metric("grad_volatility", "gradient-norm volatility", "standard deviation of the change of the mean gradient norm between rollouts", -1),
-        Metric("grad_spikes", "gradient spikes", "rollouts whose gradient norm stands far above the twenty before", -1, digits=1),
-        Metric("kl_old", "KL to sampler", "mean k3 estimate of KL between the sampling policy and the updated one, nats per token", digits=5),
-        Metric("ratio_spread", "ratio spread", "standard deviation of the importance ratio as the method uses it", digits=4),
-        Metric("clip", "clipped", "share of tokens whose ratio is clipped", 0, True, 4),
-        Metric("mask", "in the mask", "share of tokens on which TEPO charges KL", 0, True, 4),
-        Metric("fell", "A>0 tokens losing entropy", "share of tokens with positive advantage whose entropy fell, after the first update", 0, True),
-        Metric("length_drift", "length drift", "mean response length in the last tenth over the first tenth"),
-        Metric("zero_variance", "groups without signal", "share of groups in which all rewards are equal", -1, True),
-        Metric("collapse_step", "collapsed at", "rollout at which the collapse rule first holds", digits=0),
-        Metric("facts_corrected", "facts corrected", "share of the planted wrong facts that the greedy policy answers rightly at the end", 1, True),
-        Metric("facts_half", "rollouts to half the facts", "rollouts until half of the planted wrong facts are right", -1, digits=1),
-        *[Metric(f"gradient_{k}", f"gradient on {k}", f"share of the gradient weight |dJ/dlogp| on {k} tokens", 0, True) for k in KINDS],
-        *[Metric(f"tokens_{k}", f"tokens: {k}", f"share of tokens that are {k}", 0, True) for k in KINDS],
-        *[Metric(f"entropy_{k}", f"entropy change on {k}", f"share of the summed entropy change on {k} tokens") for k in KINDS],
-        *[Metric(f"clip_{k}", f"clipping on {k}", f"share of clipped tokens that are {k}", 0, True) for k in KINDS],
-        *[Metric(f"mask_{k}", f"mask on {k}", f"share of masked tokens that are {k}", 0, True) for k in KINDS],
+KIND_METRICS = (
+    ("gradient", "gradient on {}", "share of the gradient weight |dJ/dlogp| on {} tokens", True),
+    ("tokens", "tokens: {}", "share of tokens that are {}", True),
+    ("entropy", "entropy change on {}", "share of the summed entropy change on {} tokens", False),
+    ("clip", "clipping on {}", "share of clipped tokens that are {}", True),
+    ("mask", "mask on {}", "share of masked tokens that are {}", True),
+)
+
+
+def _all() -> list[Metric]:
+    """name, label, meaning, better, share, digits of every metric; one row each, longer meanings first built above."""
+    curve = "held-out greedy accuracy averaged over the whole training: high for fast and for good"
+    target = "rollouts until held-out greedy accuracy first reaches the profile's target"
+    ahead = "root mean square error of the last two thirds predicted from a fit on the first third"
+    covariance = "correlation of the entropy's change with the covariance prediction"
+    gradient = "standard deviation of the change of the mean gradient norm between rollouts"
+    sampler = "mean k3 estimate of KL between the sampling policy and the updated one, nats per token"
+    fell = "share of tokens with positive advantage whose entropy fell, after the first update"
+    corrected = "share of the planted wrong facts that the policy answers rightly at the end"
+    kept = "share of the facts that were right in the warm-up and still are at the end"
+    rows = [
+        ("accuracy", "accuracy", "share of sampled answers that are right, held-out problems (avg@n, which is pass@1)", 1, True),
+        ("greedy", "greedy accuracy", "share of greedy answers that are right on held-out problems", 1, True),
+        ("pass_max", "pass@k, largest k", "unbiased pass@k at the largest k of the profile", 1, True),
+        ("long_accuracy", "accuracy, longer", "accuracy on chains longer than any that RL saw", 1, True),
+        ("truncated", "cut off", "share of evaluation answers that hit the length limit", -1, True),
+        ("curve_mean", "mean of the curve", curve, 1, True),
+        ("reward_end", "reward at the end", "mean training reward in the last tenth of the rollouts", 1, True),
+        ("steps_to_target", "rollouts to target", target, -1, False, 1),
+        ("entropy_start", "entropy at start", "exact entropy in nats per token, first tenth of the rollouts", 0, False, 4),
+        ("entropy_end", "entropy at end", "exact entropy in nats per token, last tenth of the rollouts", 0, False, 4),
+        ("entropy_kept", "entropy kept", "entropy at the end over entropy at the start", 1),
+        ("law_a", "law: a", "slope of R = -a exp(H) + b"),
+        ("law_b", "law: b", "intercept of R = -a exp(H) + b"),
+        ("law_ceiling", "law: ceiling", "b - a, the reward that the law predicts at entropy 0"),
+        ("law_r2", "law: R²", "share of the reward's variance that the law explains along a run", 1),
+        ("law_error", "law: error ahead", ahead, -1),
+        ("covariance_correlation", "covariance: correlation", covariance, 1),
+        ("reward_volatility", "reward volatility", "standard deviation of the change of reward between rollouts", -1),
+        ("reward_drawdown", "largest drawdown", "largest fall of the smoothed reward from its peak", -1, True),
+        ("grad_volatility", "gradient-norm volatility", gradient, -1),
+        ("grad_spikes", "gradient spikes", "rollouts whose gradient norm stands far above the twenty before", -1, False, 1),
+        ("kl_old", "KL to sampler", sampler, 0, False, 5),
+        ("kl_base", "KL to base", "KL of the final policy to the base policy on its own samples, nats per token", 0, False, 4),
+        ("ratio_spread", "ratio spread", "standard deviation of the importance ratio as the method uses it", 0, False, 4),
+        ("clip", "clipped", "share of tokens whose ratio is clipped", 0, True, 4),
+        ("mask", "in the mask", "share of tokens on which TEPO charges KL", 0, True, 4),
+        ("fell", "A>0 tokens losing entropy", fell, 0, True),
+        ("length_drift", "length drift", "mean response length in the last tenth over the first tenth"),
+        ("zero_variance", "groups without signal", "share of groups in which all rewards are equal", -1, True),
+        ("collapse_step", "collapsed at", "rollout at which the collapse rule first holds", 0, False, 0),
+        ("facts_corrected", "facts corrected", corrected, 1, True),
+        ("facts_kept", "facts kept", kept, 1, True),
+        ("facts_half", "rollouts to half the facts", "rollouts until half of the planted wrong facts are right", -1, False, 1),
     ]
-}  # fmt: skip
+    metrics = [Metric(*row) for row in rows]
+    for name, label, meaning, share in KIND_METRICS:
+        metrics += [Metric(f"{name}_{k}", label.format(k), meaning.format(k), 0, share) for k in KINDS]
+    return metrics
+
+
+METRICS = {metric.name: metric for metric in _all()}

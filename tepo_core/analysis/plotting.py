@@ -1,4 +1,5 @@
-"""What the figures share: the tables in a shape to draw from, curves with bands, rows of points with intervals, words for trends."""
+"""What the figures share: the tables in a shape to draw from, curves with bands, rows of points with intervals, words for
+trends."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Book:
         return {key: part for key, part in groups}
 
     def curve(self, task: str, method: str, source: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps, and values of shape (seeds, steps): NaN where a seed has no such step. Empty arrays where nothing was measured."""
+        """Steps, and values of shape (seeds, steps): NaN where a seed has no such step. Empty arrays where nothing was
+        measured."""
         part = self._curves.get((task, source, metric, method))
         if part is None or not len(part):
             return np.array([]), np.empty((0, 0))

@@ -13,12 +13,13 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from IPython.display import Image
 
 from tepo_core.analysis import tables as tab
 from tepo_core.analysis.claims import Verdict, claims_table, judge, load_claims
 from tepo_core.analysis.credit import credit_tables
 from tepo_core.analysis.figures import draw_all
-from tepo_core.analysis.headline import answer, headline_table, sentences
+from tepo_core.analysis.headline import answer, between, headline_table, number, sentences
 from tepo_core.analysis.plotting import Book
 from tepo_core.analysis.runs import RunSet, load_runs
 from tepo_core.analysis.style import is_evidence
@@ -42,6 +43,23 @@ class Analysis:
         """Claim, verdict and reason, one row a claim."""
         rows = [{"claim": v.claim.title, "verdict": v.verdict, "because": v.reason} for v in self.verdicts]
         return pd.DataFrame(rows).set_index("claim")
+
+    def headline_shown(self) -> pd.DataFrame:
+        """The headline table in short: estimate with interval as text, one row a task and method."""
+        shown = {"accuracy": False, "gain": True, "difference": True, "pass_max": False, "entropy_kept": False}
+        rows = []
+        for row in self.headline.to_dict("records"):
+            text = {n: number(row[n], sign=s) + between(row[f"{n}_low"], row[f"{n}_high"], sign=s) for n, s in shown.items()}
+            rows.append({"task": row["task"], "method": row["method"], **text})
+        return pd.DataFrame(rows).set_index(["task", "method"])
+
+    def picture(self, name: str, task: str | None = None) -> Image:
+        """One figure for a notebook; ``task`` defaults to the first. Raises :class:`ConfigError` for one that was not drawn."""
+        for figure in self.figures:
+            if figure["name"] == name and task in (None, figure["task"]):
+                return Image(data=(self.out / "figures" / f"{figure['file']}.png").read_bytes(), alt=figure["alt"], width=900)
+        drawn = ", ".join(dict.fromkeys(f["name"] for f in self.figures))
+        raise ConfigError(f"figure {name!r} of task {task!r} was not drawn; there are: {drawn}")
 
     def findings(self) -> pd.DataFrame:
         """Missing, broken and left-over runs, and notes."""
@@ -71,7 +89,7 @@ def analyse(study: Study, root: Path, out: Path | None = None) -> Analysis:
         "times": tab.times_table(runs, study),
         "reliability": tab.reliability_table(table, runs, study),
         **tab.token_tables(runs),
-        **credit_tables(runs, table),
+        **credit_tables(runs, table, confidence),
     }
     verdicts = judge(claims, table, runs, study)
     tables["claims"] = claims_table(verdicts)
@@ -120,13 +138,20 @@ def _write(
     write_json(
         out / "analysis.json",
         {
-            "profile": study.profile, "evidence": is_evidence(study), "tasks": runs.tasks, "methods": runs.methods, "seeds": runs.seeds,
-            "presets": book.presets, "reference": book.reference, "imported": runs.imported, "findings": [asdict(f) for f in runs.findings],
-            "figures": figures, "answer": answer(book), "sentences": sentences(book),
-            "objectives": {m: next((r.config.get("objective") for k, r in sorted(runs.runs.items()) if k[1] == m), None) for m in runs.methods},
-            "versions": versions_of(runs),
+            "profile": study.profile, "evidence": is_evidence(study), "tasks": runs.tasks, "methods": runs.methods,
+            "seeds": runs.seeds, "presets": book.presets, "reference": book.reference, "imported": runs.imported,
+            "findings": [asdict(f) for f in runs.findings], "figures": figures, "answer": answer(book),
+            "sentences": sentences(book), "objectives": objectives_of(runs), "versions": versions_of(runs),
         },
     )  # fmt: skip
+
+
+def objectives_of(runs: RunSet) -> dict[str, dict | None]:
+    """Resolved options of every method, as its first run recorded them."""
+    found: dict[str, dict | None] = dict.fromkeys(runs.methods)
+    for (_, method, _), run in sorted(runs.runs.items()):
+        found[method] = found.get(method) or run.config.get("objective")
+    return found
 
 
 def versions_of(runs: RunSet) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from tepo_core.config import Study
 
 FORMAT = 1
 BASE = "base"
-HASHED = ("config.json", "metrics.jsonl", "tokens.parquet", "responses.parquet", "samples.parquet", "summary.json")
+HASHED = ("config.json", "metrics.jsonl", "tokens.parquet", "responses.parquet", "facts.parquet", "samples.parquet", "summary.json")
 """Files whose hashes are compared with done.json: all that the analysis reads. Weights are not, they may be many gigabytes."""
 
 Key = tuple[str, str, int]
@@ -39,7 +39,8 @@ class Finding:
 
 @dataclass
 class Series:
-    """One kind of record of a run in columns. ``num[name][i] / den[name][i]`` is the mean at row i; ``values`` are plain numbers."""
+    """One kind of record of a run in columns. ``num[name][i] / den[name][i]`` is the mean at row i; ``values`` are plain
+    numbers."""
 
     steps: np.ndarray
     num: dict[str, np.ndarray] = field(default_factory=dict)
@@ -69,7 +70,8 @@ class Series:
         return float(_divide(self.num[name][good].sum(), self.den[name][good].sum()))
 
     def per_step(self) -> Series:
-        """Rows of one step merged: numerators and denominators summed, plain values averaged (max and min kept for *_max, *_min)."""
+        """Rows of one step merged: numerators and denominators summed, plain values averaged (max and min kept for *_max,
+        *_min)."""
         steps, first = np.unique(self.steps, return_index=True)
         if not len(steps):
             return self
@@ -95,7 +97,8 @@ def _divide(num: np.ndarray | float, den: np.ndarray | float) -> np.ndarray:
 
 @dataclass
 class Run:
-    """One training run. ``rollout`` and ``validation`` have a row a step, ``update`` a row an update, ``step`` updates merged by step."""
+    """One training run. ``rollout`` and ``validation`` have a row a step, ``update`` a row an update, ``step`` updates
+    merged by step."""
 
     task: str
     method: str
@@ -125,7 +128,8 @@ class Evaluation:
     splits: dict[str, dict]
 
     def counts(self, split: str) -> tuple[list[str], np.ndarray, int]:
-        """Problem ids, correct samples of each problem (empty where only the greedy answer was taken), and samples a problem."""
+        """Problem ids, correct samples of each problem (empty where only the greedy answer was taken), and samples a
+        problem."""
         entry = self.splits[split]
         return entry["per_problem"]["id"], np.asarray(entry["per_problem"]["correct"], dtype=int), int(entry["samples"])
 
@@ -189,6 +193,12 @@ def parse_metrics(path: Path) -> tuple[Series, Series, Series, str | None]:
         ) from None
 
 
+OVER_ALL_TOKENS = ("clip", "clip_low", "clip_high", "mask", "kl_penalty")
+"""Shares of ALL tokens of a mini-batch. An update may leave out responses without advantage (``computed``: tokens that
+went through the model, all tokens); nothing is clipped or charged on those, and methods that leave out none must stay
+comparable."""
+
+
 def _series(records: list[dict], updates: bool = False) -> Series:
     series = Series(np.array([r["step"] for r in records], dtype=int))
     if updates:
@@ -199,13 +209,17 @@ def _series(records: list[dict], updates: bool = False) -> Series:
     for name in names:
         pairs = np.array([r.get("sums", {}).get(name, (0.0, 0.0)) for r in records], dtype=float).reshape(-1, 2)
         series.num[name], series.den[name] = pairs[:, 0].copy(), pairs[:, 1].copy()
+    for name in OVER_ALL_TOKENS if "computed" in series.den else ():
+        if name in series.den:
+            series.den[name] = series.den["computed"].copy()
     for name in sorted({name for r in records for name in r.get("values", {})}):
         series.values[name] = np.array([r.get("values", {}).get(name, np.nan) for r in records], dtype=float)
     return series
 
 
 def _checked_config(folder: Path, kind: str, hash_files: bool = True) -> dict:
-    """config.json of a finished folder. Raises :class:`RunError` (unfinished, damaged, of another kind) or FileNotFoundError."""
+    """config.json of a finished folder. Raises :class:`RunError` (unfinished, damaged, of another kind) or
+    FileNotFoundError."""
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     if not (folder / "done.json").is_file():
@@ -278,7 +292,8 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 
 def load_runs(study: Study, root: Path) -> RunSet:
-    """Read every declared combination under ``root``/runs, and all imported runs. Never raises for a bad run: it is named in ``findings``."""
+    """Read every declared combination under ``root``/runs, and all imported runs. Never raises for a bad run: it is named
+    in ``findings``."""
     findings: list[Finding] = []
     runs: dict[Key, Run] = {}
     evaluations: dict[Key, Evaluation] = {}
@@ -370,7 +385,8 @@ def _orphans(study: Study, root: Path) -> list[Finding]:
 
 
 def _add_imported(out: RunSet, root: Path) -> None:
-    """Add runs below runs/imported/<name>/ (any depth). Their method is shown as ``method@name`` so that it never mixes with ours."""
+    """Add runs below runs/imported/<name>/ (any depth). Their method is shown as ``method@name`` so that it never mixes
+    with ours."""
     base = root / "runs" / "imported"
     for config_path in sorted(base.rglob("config.json")) if base.is_dir() else []:
         folder = config_path.parent

@@ -14,7 +14,8 @@ WINDOW = 5
 
 
 def trailing_mean(values: Sequence[float], window: int = WINDOW) -> np.ndarray:
-    """Mean of the last ``window`` values up to each step (fewer at the start); NaN values are left out, all-NaN windows stay NaN."""
+    """Mean of the last ``window`` values up to each step (fewer at the start); NaN values are left out, all-NaN windows
+    stay NaN."""
     array = np.asarray(values, dtype=float)
     good = np.isfinite(array)
     sums = np.concatenate([[0.0], np.cumsum(np.where(good, array, 0.0))])
@@ -115,7 +116,8 @@ def find_collapse(
 
 
 def drift(values: Sequence[float], share: float = 0.1) -> float | None:
-    """Mean of the last ``share`` of the series over the mean of the first: 1 is no drift. ``None`` if the start is 0 or empty."""
+    """Mean of the last ``share`` of the series over the mean of the first: 1 is no drift. ``None`` if the start is 0 or
+    empty."""
     start, end = edge_means(values, share)
     return end / start if start and end is not None else None
 

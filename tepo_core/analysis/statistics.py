@@ -23,7 +23,8 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval. ``low`` and ``high`` are ``None`` where none can be given; ``reason`` says why."""
+    """An estimate with its confidence interval. ``low`` and ``high`` are ``None`` where none can be given; ``reason`` says
+    why."""
 
     estimate: float | None
     low: float | None = None

@@ -1,7 +1,8 @@
 """How figures look: one colour, marker and dash a method everywhere, deterministic bytes, profile name, watermark.
 
-Every colour has a contrast of at least 3 against white and against the report's dark background, so that one picture serves both.
-Colours alone do not tell fifteen methods apart, least of all to colour-blind readers: the marker and the dash do."""
+Every colour has a contrast of at least 3 against white and against the report's dark background, so that one picture
+serves both. Colours alone do not tell fifteen methods apart, least of all to colour-blind readers: the marker and the dash
+do."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ SPARE_DASHES = (DASH, DOT, DASHDOT, LONG, SOLID)
 
 
 def looks_for(methods: Sequence[str], presets: dict[str, str] | None = None) -> dict[str, Look]:
-    """The look of every method. A preset has its own for ever; a variant or an imported run keeps its preset's colour and takes the
-    next marker and dash, in the order of the study. Methods without a known preset share spare colours."""
+    """The look of every method. A preset has its own for ever; a variant or an imported run keeps its preset's colour and
+    takes the next marker and dash, in the order of the study. Methods without a known preset share spare colours."""
     presets = presets or {}
     out = {"base": LOOKS["base"]}
     used: dict[str, int] = {}
@@ -94,7 +95,8 @@ def is_evidence(study: Study) -> bool:
 
 
 def panels(rows: int, columns: int, *, width: float = 9.6, height: float = 3.0, **options) -> tuple[Figure, list[Axes]]:
-    """A grid of axes as a flat list, no global state; ``height`` is that of one row, inches. Call it inside ``rc_context(RC)``."""
+    """A grid of axes as a flat list, no global state; ``height`` is that of one row, inches. Call it inside
+    ``rc_context(RC)``."""
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, **options)
@@ -127,7 +129,8 @@ def render(figure: Figure) -> tuple[bytes, bytes]:
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> str:
-    """The SVG as an element of a page: ids made unique by ``prefix``, ink in the page's text colour, no background, labelled by ``alt``."""
+    """The SVG as an element of a page: ids made unique by ``prefix``, ink in the page's text colour, no background,
+    labelled by ``alt``."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', body)

@@ -19,8 +19,9 @@ from tepo_core.analysis.statistics import (
     paired_interval,
     seed_interval,
     seeds_needed,
+    shared_problem_variance,
+    steps_to_target,
 )
-from tepo_core.analysis.statistics import shared_problem_variance, steps_to_target
 from tepo_core.config import ARITHMETIC_TASKS, Study
 from tepo_core.passk import pass_at_k
 
@@ -80,7 +81,8 @@ def validation_curve(run: Run, name: str = CURVE) -> tuple[np.ndarray, np.ndarra
 
 
 def time_to(run: Run, target: float) -> TimeToTarget | None:
-    """Rollouts to a held-out accuracy. A run that stopped early or fell short is censored at its planned end: it never got there."""
+    """Rollouts to a held-out accuracy. A run that stopped early or fell short is censored at its planned end: it never got
+    there."""
     found = steps_to_target(*validation_curve(run), target)
     if found is None or found.reached:
         return found
@@ -110,6 +112,7 @@ def run_row(run: Run, study: Study) -> dict[str, float | None]:
     time = time_to(run, study.analyse.target_accuracy)
     curve = validation_curve(run)[1]
     facts = run.validation.mean("fact_correct") if "fact_correct" in run.validation else np.array([])
+    kept = _last(run.validation.mean("fact_kept"))
     half = steps_to_target(run.validation.steps, facts, 0.5) if len(facts) else None
     moved = _later_updates(update)
     grad = step.mean("grad_norm")
@@ -121,11 +124,12 @@ def run_row(run: Run, study: Study) -> dict[str, float | None]:
         "law_error": ahead and ahead.rmse, "covariance_correlation": test and test.correlation,
         "reward_volatility": stab.volatility(reward), "reward_drawdown": fall and fall.depth,
         "grad_volatility": stab.volatility(grad), "grad_spikes": float(len(stab.spikes(grad))) if "grad_norm" in step else None,
-        "kl_old": update.total("kl_old"), "ratio_spread": _spread(update), "clip": update.total("clip"), "mask": update.total("mask"),
+        "kl_old": update.total("kl_old"), "kl_base": _last(rollout.mean("kl_base")), "ratio_spread": _spread(update),
+        "clip": update.total("clip"), "mask": update.total("mask"),
         "fell": moved.total("positive_entropy_fell"), "length_drift": stab.drift(rollout.mean("length")),
         "zero_variance": rollout.total("zero_variance"),
         "collapse_step": float(collapse.step) if collapse else None, "collapse_reward": collapse and collapse.reward,
-        "facts_corrected": float(facts[-1]) if len(facts) else None, "facts_half": half.step if half and half.reached else None,
+        "facts_corrected": _last(facts), "facts_kept": kept, "facts_half": half.step if half and half.reached else None,
     }  # fmt: skip
     row.update(kind_shares(moved if "gradient@decisive" in update else update))
     row["collapse_kind"] = collapse.kind if collapse else None
@@ -133,7 +137,8 @@ def run_row(run: Run, study: Study) -> dict[str, float | None]:
 
 
 def _later_updates(update: Series) -> Series:
-    """Updates after the first of each rollout. In the first the policy is still the sampler: nothing has moved, nothing can have fallen."""
+    """Updates after the first of each rollout. In the first the policy is still the sampler: nothing has moved, nothing
+    can have fallen."""
     if update.updates is None or not (update.updates > 1).any():
         return update
     keep = update.updates > 1
@@ -142,7 +147,8 @@ def _later_updates(update: Series) -> Series:
 
 
 def kind_shares(update: Series) -> dict[str, float | None]:
-    """Shares of gradient weight, tokens, entropy change, clipping and mask that fall on each kind of token, over all given updates."""
+    """Shares of gradient weight, tokens, entropy change, clipping and mask that fall on each kind of token, over all given
+    updates."""
     row: dict[str, float | None] = {}
     for name in ("gradient", "tokens"):
         for kind in KINDS:
@@ -156,6 +162,11 @@ def kind_shares(update: Series) -> dict[str, float | None]:
         for kind, value in sums.items():
             row[f"{name}_{kind}"] = value / total if value is not None and total else None
     return row
+
+
+def _last(values: np.ndarray) -> float | None:
+    good = values[np.isfinite(values)]
+    return float(good[-1]) if len(good) else None
 
 
 def _mean(values: np.ndarray) -> float | None:

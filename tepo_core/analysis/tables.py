@@ -11,8 +11,15 @@ import pyarrow.parquet as pq
 from tepo_core.analysis import entropy as ent
 from tepo_core.analysis.metrics import METRICS
 from tepo_core.analysis.runs import BASE, Evaluation, RunSet, Series
-from tepo_core.analysis.statistics import SeedProblemBootstrap, bootstrap_interval, iqm, seed_interval
-from tepo_core.analysis.statistics import TimeToTarget, restricted_mean_time, time_ratio
+from tepo_core.analysis.statistics import (
+    SeedProblemBootstrap,
+    TimeToTarget,
+    bootstrap_interval,
+    iqm,
+    restricted_mean_time,
+    seed_interval,
+    time_ratio,
+)
 from tepo_core.analysis.summaries import compare, horizon, level, seed_values, split_metric, time_to, validation_curve
 from tepo_core.config import ARITHMETIC_TASKS, Study
 from tepo_core.seeding import numpy_generator
@@ -200,7 +207,8 @@ def final_level(runs: RunSet, task: str, method: str, seed: int) -> float | None
 def times_to(
     runs: RunSet, task: str, first: str, second: str, target: float | None
 ) -> tuple[list[TimeToTarget], list[TimeToTarget], list[int], int]:
-    """Times of two methods on their common seeds, and the horizon. ``target`` None: where the second method ended, seed by seed."""
+    """Times of two methods on their common seeds, and the horizon. ``target`` None: where the second method ended, seed by
+    seed."""
     a, b = runs.of(task, first), runs.of(task, second)
     pairs, end = [], 0
     for seed in sorted(set(a) & set(b)):

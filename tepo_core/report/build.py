@@ -1,7 +1,7 @@
 """The ``report`` stage: ``reports/index.html``, one page a notebook, and ``reports/provenance.json``.
 
-The page is one file that loads nothing. What differs between two builds from the same runs (revision, hardware, times) stands between
-the comments ``provenance:begin`` and ``provenance:end`` of the page, and in provenance.json."""
+The page is one file that loads nothing. What differs between two builds from the same runs (revision, hardware, times)
+stands between the comments ``provenance:begin`` and ``provenance:end`` of the page, and in provenance.json."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def build_report(study: Study, root: Path, analysis_dir: Path | None = None, out
     missing = [m for m in study.methods if m not in facts["methods"]]
     if facts["profile"] != study.profile or missing:
         raise ConfigError(
-            f"{analysis_dir}: made for profile {facts['profile']} with methods {', '.join(facts['methods'])}; params.yaml says profile "
+            f"{analysis_dir}: made for profile {facts['profile']} with methods {', '.join(facts['methods'])}; "
+            "params.yaml says profile "
             f"{study.profile} with {', '.join(study.methods)}: run 'dvc repro analyse' first"
         )
     out.mkdir(parents=True, exist_ok=True)

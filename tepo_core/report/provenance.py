@@ -1,4 +1,5 @@
-"""Where a report comes from: git revision, parameters, data, versions, hardware, wall times. In one file and one part of the page.
+"""Where a report comes from: git revision, parameters, data, versions, hardware, wall times. In one file and one part of
+the page.
 
 Everything else in a report is the same bytes for the same runs."""
 

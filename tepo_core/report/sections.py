@@ -128,7 +128,8 @@ def difference(book: Book, task: str, first: str, second: str, metric: str, conf
 
 
 def paper_table(root: Path, book: Book) -> Table | None:
-    """Published cells beside ours, where the study has the same problem set; never mixed. ``None`` without a table of published numbers."""
+    """Published cells beside ours, where the study has the same problem set; never mixed. ``None`` without a table of
+    published numbers."""
     path = root / "tepo_core" / "tasks" / "published.json"
     if not path.is_file():
         return None

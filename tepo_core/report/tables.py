@@ -194,8 +194,10 @@ def credit(book: Book) -> Table | None:
     if not book.tables["runs"]["gradient_decisive"].notna().any():
         return None
     note = (
-        "Where gradient weight, entropy change, clipping and TEPO's mask fall. Decisive: digits whose planted fact is wrong; digit: other computed "
-        "digits; copied: operands and signs. Shares of entropy change can exceed 1 or be negative where kinds move against each other."
+        "Where gradient weight, entropy change, clipping and TEPO's mask fall. Decisive: digits whose planted fact "
+        "is wrong; digit: other computed "
+        "digits; copied: operands and signs. Shares of entropy change can exceed 1 or be negative where kinds move "
+        "against each other."
     )
     return _levels(book, "credit", "Credit by kind of token", names, note)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,28 @@ def _columns(rows: pd.DataFrame) -> dict[str, list]:
         values = rows[name].to_numpy(dtype=float) if name in rows else np.full(len(rows), np.nan)
         columns[name] = [None if not np.isfinite(v) else float(f"{v:.4g}") for v in values]
     return columns
+
+
+COLOURS = {True: "213,94,0", False: "0,114,178"}
+
+
+def shade(tokens: pd.DataFrame, field: str) -> str:
+    """A response as HTML for a notebook, every token shaded by ``field``; pointing at a token shows its numbers.
+
+    ``tokens``: the rows of tokens.parquet of one response. ``ratio`` is shaded by its distance from 1; orange is above,
+    blue below. Raises ``ValueError`` for a field that is not recorded."""
+    if field not in FIELDS:
+        raise ValueError(f"field = {field!r}; allowed: {', '.join(FIELDS)}")
+    rows = tokens.sort_values("position")
+    columns = _columns(rows)
+    centre = 1.0 if field == "ratio" else 0.0
+    sizes = [abs(v - centre) for v in columns[field] if v is not None]
+    top = max([*sizes, 1e-12])
+    parts = []
+    for i, text in enumerate(columns["text"]):
+        value = columns[field][i]
+        strength = 0.0 if value is None else 0.75 * abs(value - centre) / top
+        colour = COLOURS[value is None or value >= centre]
+        title = escape(", ".join(f"{name} {columns[name][i]}" for name in ("kind", *FIELDS)))
+        parts.append(f'<span title="{title}" style="background:rgba({colour},{strength:.3f})">{escape(text) or "⏹"}</span>')
+    return f'<p style="font-family:monospace;font-size:1.1em;line-height:2">{"".join(parts)}</p>'
