@@ -189,10 +189,10 @@ def _explain(failure: Exception, kernel: Kernel) -> str:
 
 
 def _describe(source: NotebookNode, cell: NotebookNode) -> str:
-    """Position in the source notebook, and the last line: ``4 (train(run.study, ...))``."""
-    last = next((line.strip() for line in reversed(cell.source.splitlines()) if line.strip()), "")
+    """Position in the source notebook, and its first line: ``4 (result = train(run.study, ...)``."""
+    first = next((line.strip() for line in cell.source.splitlines() if line.strip()), "")
     position = next((n for n, other in enumerate(source.cells, 1) if other.id == cell.id), None)
-    return f"{position} ({last[:80]})" if position else f"with the parameters ({last[:80]})"
+    return f"{position} ({first[:80]})" if position else f"with the parameters ({first[:80]})"
 
 
 def _all_ran(notebook: NotebookNode) -> bool:

@@ -74,6 +74,7 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path) -> No
         CHANNEL: str(work / "progress"),
         "PYTHONHASHSEED": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm misses a widget that no saved notebook could show
     }
     if study.policy.source == "tiny":  # nothing of this study is on a hub, so nothing may ask one
         environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -1,0 +1,122 @@
+"""What ``dvc repro`` would run now, how long it would take, and how much disk it needs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from tepo_core.config import Study
+from tepo_core.pipeline.records import read_timings
+from tepo_core.pipeline.stages import AXES, Run, all_runs
+
+# Without a recorded time: seconds a run has to start, and seconds a unit of work, of the tiny policy on two CPU cores.
+START_SECONDS = 6.0
+UNIT_SECONDS = {
+    "prepare": 1e-4,  # a problem or worked solution
+    "warmup": 1.0e-3,  # a worked solution in an update
+    "train": 5.5e-4,  # a response in a rollout or in an update's pass
+    "evaluate": 3.5e-4,  # a response
+    "evaluate_base": 3.5e-4,
+    "analyse": 0.5,  # a run
+    "report": 0.4,  # a run
+}
+RUN_BYTES = {
+    "prepare": 12e6,
+    "warmup": 2e6,
+    "train": 4e6,
+    "evaluate": 2e6,
+    "evaluate_base": 2e6,
+    "analyse": 5e6,
+    "report": 20e6,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """The part of one stage. ``recorded``: how many of the estimates come from recorded times."""
+
+    stage: str
+    runs: int
+    stale: int
+    seconds: float
+    recorded: int
+    bytes: float
+
+
+def plan(root: Path, study: Study) -> list[Line]:
+    """One line a stage: runs in the study, runs that ``dvc repro`` would execute, estimates for these."""
+    stale = stale_runs(root, study)
+    lines = []
+    for stage in AXES:
+        runs = [run for run in all_runs(study) if run.stage == stage]
+        mine = [run for run in runs if run in stale]
+        timings = read_timings(root, stage)
+        times = [_seconds(run, study, timings) for run in mine]
+        size = sum(timings.get(run.name or stage, {}).get("bytes", RUN_BYTES[stage]) for run in mine)
+        seconds, recorded = sum(s for s, _ in times), sum(known for _, known in times)
+        lines.append(Line(stage, len(runs), len(mine), seconds, recorded, size))
+    return lines
+
+
+def stale_runs(root: Path, study: Study) -> set[Run]:
+    """Runs that DVC holds for changed, and all that depend on them. DVC's run-cache may still spare some."""
+    import networkx
+    from dvc.repo import Repo
+
+    repo = Repo(str(root))
+    try:
+        graph = repo.index.graph
+        changed = set(repo.status())
+        names = {stage.addressing: stage for stage in graph}
+        wanted = set()
+        for name in changed & set(names):
+            wanted |= {names[name], *networkx.ancestors(graph, names[name])}
+        addresses = {stage.addressing for stage in wanted}
+    finally:
+        repo.close()
+    return {run for run in all_runs(study) if address(run) in addresses}
+
+
+def address(run: Run) -> str:
+    """DVC's name of a run: ``train@facts-grpo-0``."""
+    values = "-".join(str(value) for value in run.parameters.values())
+    return f"{run.stage}@{values}" if values else run.stage
+
+
+def _seconds(run: Run, study: Study, timings: dict) -> tuple[float, bool]:
+    """Estimate, and whether it comes from a recorded time: of this run, or else of this stage in the same profile."""
+    same = {name: entry for name, entry in timings.items() if entry["profile"] == study.profile}
+    if (run.name or run.stage) in same:
+        return same[run.name or run.stage]["seconds"], True
+    if same:
+        return median(entry["seconds"] for entry in same.values()), True
+    return START_SECONDS + UNIT_SECONDS[run.stage] * units(run, study), False
+
+
+def units(run: Run, study: Study) -> float:
+    """Work of a run in the units of :data:`UNIT_SECONDS`."""
+    data = study.data
+    if run.stage == "prepare":
+        problems = data.train_size + data.validation_size + data.test_size + data.long_size + data.warmup_size
+        return len(study.tasks) * len(study.seeds) * problems
+    if run.stage == "warmup":
+        return study.warmup.steps * study.warmup.batch_size
+    if run.stage == "train":
+        train = study.train_for(run.method or "")
+        return train.rollouts * train.prompts_per_rollout * train.group_size * train.epochs
+    if run.stage.startswith("evaluate"):
+        sizes = {
+            "test": data.test_size,
+            "long": data.long_size,
+            "train": data.train_size,
+            "validation": data.validation_size,
+        }
+        problems = sum(sizes.get(split, data.test_size) for split in study.evaluate.splits)
+        return problems * (study.evaluate.samples + study.evaluate.greedy)
+    return len(study.tasks) * len(study.methods) * len(study.seeds)
+
+
+def free_bytes(root: Path) -> int:
+    return shutil.disk_usage(root).free
