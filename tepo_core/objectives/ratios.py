@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardtanh, pad
 
 LOG_LIMIT = 20.0  # exp(20) = 5e8: any ratio beyond is clipped by every method; without the limit inf * 0 makes NaN gradients
 
 
 def exp_ratio(log_ratio: Tensor) -> Tensor:
     """exp(d), finite for every finite d: |d| is limited to 20."""
-    return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT).exp()
+    return hardtanh(log_ratio, -LOG_LIMIT, LOG_LIMIT).exp()  # clamp, with a backward pass of one kernel instead of five
 
 
 def response_mean(values_BT: Tensor, valid_BT: Tensor) -> Tensor:
@@ -84,4 +85,4 @@ def block_ratio(
 
 def _shift(values_BT: Tensor, n: int) -> Tensor:
     """values[t + n], zeros beyond the end."""
-    return torch.nn.functional.pad(values_BT[:, n:], (0, n))
+    return pad(values_BT[:, n:], (0, n))

@@ -41,6 +41,14 @@ def clip_events(ratio_BT: Tensor, advantages_BT: Tensor, bounds: Bounds) -> tupl
     )
 
 
+def held_at(values_BT: Tensor, *events: tuple[Tensor | None, float | None]) -> Tensor:
+    """The values, and on the tokens of each (event, bound) that bound, which has no gradient. Events do not overlap."""
+    for event_BT, bound in events:
+        if event_BT is not None:
+            values_BT = values_BT * (1 - event_BT) + bound * event_BT
+    return values_BT
+
+
 def around_one(clip: Bounds | None) -> Bounds:
     """(eps_low, eps_high) -> bounds of the ratio (1 - eps_low, 1 + eps_high)."""
     low, high = clip or (None, None)
@@ -48,28 +56,26 @@ def around_one(clip: Bounds | None) -> Bounds:
 
 
 def ppo_clip(ratio_BT: Tensor, advantages_BT: Tensor, clip: Bounds | None, dual_clip: float | None = None) -> Surrogate:
-    """min(r A, clip(r, 1 - eps_low, 1 + eps_high) A); with ``dual_clip`` c also >= c A where A < 0 (arXiv 1912.09729)."""
-    bounds = around_one(clip)
-    terms_BT = ratio_BT * advantages_BT
-    if bounds != (None, None):
-        terms_BT = torch.minimum(terms_BT, ratio_BT.clamp(*bounds) * advantages_BT)
+    """min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), written as (r, held at the bound where the bound acts) * A.
+
+    With ``dual_clip`` c also >= c A where A < 0 (arXiv 1912.09729): r is held at c there."""
+    low, high = bounds = around_one(clip)
     low_BT, high_BT = clip_events(ratio_BT, advantages_BT, bounds)
+    held_BT = held_at(ratio_BT, (low_BT, low), (high_BT, high))
     if dual_clip is not None:
-        terms_BT = torch.where(advantages_BT < 0, torch.maximum(terms_BT, dual_clip * advantages_BT), terms_BT)
         beyond_BT = positive(ratio_BT - dual_clip) * positive(-advantages_BT)
+        held_BT = held_at(held_BT, (beyond_BT, dual_clip))
         high_BT = beyond_BT if high_BT is None else high_BT + beyond_BT
-    return Surrogate(terms_BT, ratio_BT, low_BT, high_BT)
+    return Surrogate(held_BT * advantages_BT, ratio_BT, low_BT, high_BT)
 
 
 def geometric_clip(log_ratio_BT: Tensor, advantages_BT: Tensor, valid_BT: Tensor, clip: Bounds | None) -> Surrogate:
-    """A_i exp(mean_t d'_it), d' = d limited to [-eps_low, eps_high] on the side that A would push it (GMPO)."""
+    """A_i exp(mean_t d'_it), d' = d held at -eps_low where A < 0, at eps_high where A > 0, once beyond it (GMPO)."""
     low, high = clip or (None, None)
-    bounds = (None if low is None else -low, high)
-    limited_BT, sign_BT = log_ratio_BT, advantages_BT.sign()
-    if bounds != (None, None):
-        limited_BT = sign_BT * torch.minimum(sign_BT * log_ratio_BT, sign_BT * log_ratio_BT.clamp(*bounds))
-    ratio_B1 = exp_ratio(response_mean(limited_BT, valid_BT))
-    return Surrogate(ratio_B1 * advantages_BT, ratio_B1, *clip_events(log_ratio_BT, advantages_BT, bounds))
+    low = None if low is None else -low
+    low_BT, high_BT = clip_events(log_ratio_BT, advantages_BT, (low, high))
+    ratio_B1 = exp_ratio(response_mean(held_at(log_ratio_BT, (low_BT, low), (high_BT, high)), valid_BT))
+    return Surrogate(ratio_B1 * advantages_BT, ratio_B1, low_BT, high_BT)
 
 
 def weighted_log_likelihood(ratio_BT: Tensor, logprobs_BT: Tensor, advantages_BT: Tensor, clip: Bounds | None) -> Surrogate:

@@ -93,7 +93,7 @@ class TokenBatch:
         clean = {"valid_BT": valid_BT}
         for name, value in self.tensors().items():
             if value.is_floating_point():
-                zeroed = zero_padding(value.detach().nan_to_num(), valid_BT)
+                zeroed = value.detach().nan_to_num().mul_(valid_BT[..., None] if value.ndim == 3 else valid_BT)
                 clean[name] = zeroed.requires_grad_(value.requires_grad and name in leaves)
         clean["log_ratio_BT"] = clean["logprobs_BT"] - clean["old_logprobs_BT"]
         return replace(self, **clean)
