@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tepo_core.experience import Experience, micro_batches, pad_grid
 from tepo_core.logprobs import output_matrix, response_states, sequence_logprobs
-from tepo_core.objectives.methods import LossOutput, Method, MiniBatchTotals, TokenBatch
+from tepo_core.objectives.methods import BatchError, LossOutput, Method, MiniBatchTotals, TokenBatch
 from tepo_core.objectives.metrics import merge
 from tepo_core.policy import Policy
 from tepo_core.seeding import torch_generator
@@ -70,7 +70,11 @@ class Learner:
                 batch = _with(
                     batch, selected_BT=self.method.select(batch.logprobs_BT, batch.advantages_BT, batch.mask_BT, generator)
                 )
-            output = self.method.loss(batch, totals, credit=experience.kinds is not None or keep_tokens)
+            try:
+                self.method.validate(batch)  # reads values: one wait for the device a micro-batch, and NaN is named
+            except BatchError as error:
+                raise DivergenceError(f"{error} (rows of a micro-batch: {group})", rows) from None
+            output = self.method.loss(batch, totals)
             output.loss.backward()
             outputs.append(output)
             batches.append(batch)
