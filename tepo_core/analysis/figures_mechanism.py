@@ -47,7 +47,10 @@ def stability(book: Book, task: str) -> Drawing | None:
         if metric == "length_drift":
             zero_line(axis, 1.0)
         elif metric != "entropy_kept":
-            axis.set_xlim(left=min(0.0, axis.get_xlim()[0]))
+            high = axis.get_xlim()[1]
+            axis.set_xlim(min(0.0, axis.get_xlim()[0]), high)
+        if metric == "grad_spikes" and high < 1:
+            axis.set_xlim(-0.05, 1)
     return Drawing(
         figure,
         "Stability",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from tepo_core.config import Study
@@ -118,14 +119,17 @@ def stamp(figure: Figure, study: Study) -> None:
 
 
 def render(figure: Figure) -> tuple[bytes, bytes]:
-    """SVG and PNG bytes, the same for the same figure: no date, no software version, fixed ids."""
-    svg, png = io.BytesIO(), io.BytesIO()
+    """SVG and PNG bytes, the same for the same figure: no date, no software version, fixed ids.
+
+    Drawn through the canvases directly: ``savefig`` draws every figure twice as often."""
+    svg, png = io.StringIO(), io.BytesIO()
     with matplotlib.rc_context(RC):
-        figure.draw_without_rendering()  # lay out once, not once a format
-        figure.set_layout_engine("none")
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-        figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    return svg.getvalue(), png.getvalue()
+        figure.set_facecolor("white")
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
+        figure.set_layout_engine("none")  # the layout stands; both formats have the same
+        figure.dpi = 160
+        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    return svg.getvalue().encode(), png.getvalue()
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> str:

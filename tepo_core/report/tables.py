@@ -121,7 +121,7 @@ def runs(book: Book) -> Table:
 def evaluation(book: Book) -> Table:
     """Every policy on every split."""
     columns = [("task", ""), ("split", ""), ("method", ""), ("metric", ""), ("mean over seeds", "with t interval over seeds"), ("IQM", "interquartile mean"),
-               ("bootstrap", "hierarchical bootstrap over seeds and problems; too narrow with few seeds"), ("problems", ""), ("samples", "a problem"),
+               ("bootstrap", "hierarchical bootstrap over seeds and problems; often too narrow with few seeds"), ("problems", ""), ("samples", "a problem"),
                ("seeds", "")]  # fmt: skip
     table = Table(
         "evaluation",
