@@ -130,3 +130,36 @@ def test_random_choice_follows_its_seed_only():
     other = with_selection(method, batch, seed=1).selected_BT
     assert torch.equal(again, batch.selected_BT) and not torch.equal(other, batch.selected_BT)
     assert again.sum() == other.sum() == int(0.05 * batch.mask_BT.sum())
+
+
+def test_leaving_out_responses_without_advantage_is_exact_where_a_method_says_so(method):
+    """``inert_without_advantage``: rows with A = 0 get no gradient, and leaving them out changes no other row's."""
+    batch = random_batch(method, responses=12, longest=30)
+    advantages_BT = batch.advantages_BT.clone()
+    advantages_BT[::3] = 0
+    batch = with_selection(method, dataclasses.replace(batch, advantages_BT=advantages_BT, selected_BT=None))
+    totals = MiniBatchTotals.from_mask(batch.mask_BT, constant=30.0)
+    _, everything = minibatch_gradient(method, batch, totals=totals)
+    idle = all(bool((x[::3] == 0).all()) for x in everything.values())
+    assert idle or not method.inert_without_advantage
+    if method.inert_without_advantage:
+        rest = torch.tensor([i for i in range(12) if i % 3])
+        _, kept = minibatch_gradient(method, batch.rows(rest), totals=totals)
+        assert relative_error(kept, {name: x[rest] for name, x in everything.items()}) <= 1e-12
+
+
+def test_methods_that_need_every_response_say_so():
+    needy = {"reinforce": False, "tepo_kl": False, "kl_cov": True, "clip_cov": True, "grpo_ref": True, "tepo_cov": True}
+    assert {name: not resolve(name, VARIANTS).inert_without_advantage for name in needy} == needy
+
+
+def test_no_method_reads_a_value_in_the_loss(method):
+    """On the meta device tensors have no values: a loss that looked at one, and so waited for a GPU, would raise here."""
+    batch = random_batch(method, **TINY)
+    meta = {name: value.to("meta") for name, value in batch.tensors().items()}
+    meta["logprobs_BT"].requires_grad_()
+    out = method.loss(TokenBatch(**meta), MiniBatchTotals(tokens=30.0, responses=7.0, constant=9.0))
+    out.loss.backward()
+    assert meta["logprobs_BT"].grad.is_meta and all(x.is_meta for pair in out.sums.values() for x in pair)
+    with pytest.raises(RuntimeError):
+        method.validate(TokenBatch(**meta))

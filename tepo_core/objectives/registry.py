@@ -27,24 +27,36 @@ Objective = Callable[[TokenBatch, Any], Surrogate]
 
 @dataclass(frozen=True)
 class Preset:
-    """A named objective. surrogate(batch, options) returns the terms of J. status: ``known`` (from the paper's text or code),
-    ``reconstructed`` (parts of it are unknown and options), or ``own``."""
+    """A named objective. surrogate(batch, options) returns the terms of J. equation: J in LaTeX, for reports. status:
+    ``known`` (from the paper's text or code), ``reconstructed`` (parts of it are unknown and options), or ``own``.
+    inert_at_zero: whether a response with A = 0 adds nothing to the gradient of the surrogate."""
 
     name: str
     surrogate: Objective
     options: type[Common]
     defaults: Mapping[str, Any]
     source: str
+    title: str
+    equation: str
     status: str
+    inert_at_zero: bool
 
 
 PRESETS: dict[str, Preset] = {}
 
 
 def register(
-    name: str, options: type[Common] = Common, *, source: str, status: str = "own", **defaults: Any
+    name: str,
+    options: type[Common] = Common,
+    *,
+    source: str,
+    title: str = "",
+    equation: str = "",
+    status: str = "own",
+    inert_at_zero: bool = True,
+    **defaults: Any,
 ) -> Callable[[Objective], Objective]:
-    """Decorator: make ``surrogate(batch, options) -> Surrogate`` a method called ``name``.
+    """Decorator: make ``surrogate(batch, options) -> Surrogate`` a method called ``name``. See :class:`Preset`.
 
     options: its options class; the method uses exactly these fields and refuses others. ``defaults`` override the class's.
     Several presets may share one function. Raises :class:`ConfigError` for a name in use or defaults that do not validate."""
@@ -52,7 +64,7 @@ def register(
     def add(surrogate: Objective) -> Objective:
         if name in PRESETS:
             raise ConfigError(f"objective {name!r} is registered already; choose another name")
-        preset = Preset(name, surrogate, options, defaults, source, status)
+        preset = Preset(name, surrogate, options, defaults, source, title or name, equation, status, inert_at_zero)
         _settings(preset, {}, f"objective {name}")
         PRESETS[name] = preset
         return surrogate
@@ -147,7 +159,7 @@ class Method:
         """Whether a response whose advantage is 0 adds nothing to the gradient, so that its forward pass may be left out."""
         kl = self.settings.kl
         charged = kl is not None and kl.beta > 0 and kl.mask not in ("tepo", "positive")
-        return not (self.needs_population or self.needs_entropy_grad or charged)
+        return self._preset.inert_at_zero and not (self.needs_population or self.needs_entropy_grad or charged)
 
     def select(
         self,
