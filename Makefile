@@ -44,7 +44,7 @@ test-peers: $(STAMP)
 	@bash tests/peers/run.sh
 
 test-vllm: $(STAMP)
-	@$(BIN)/python -m pytest -m vllm
+	@PYTHON=$(BIN)/python bash tests/vllm/run.sh
 
 test-browser: $(STAMP)
 	@$(BIN)/python -m pytest -m browser
