@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 
 pytest.importorskip("verl", reason="run by tests/peers/run.sh verl, in an environment of its own")
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, kl_penalty
-from verl_losses import PAPER, RECORD, measure, plain_batch, verl_gradient
+from verl_losses import PAPER, RECORD, actor_config, measure, plain_batch, verl_gradient
 
 from tepo_core.advantages import compute_advantages
-from tepo_core.objectives.invariance import chunks, minibatch_gradient, relative_error
+from tepo_core.config import ConfigError
+from tepo_core.objectives.invariance import chunks, minibatch_gradient, random_batch, relative_error
 from tepo_core.objectives.methods import MiniBatchTotals, TokenBatch, resolve
 from tepo_core.objectives.penalties import kl_estimate
 
@@ -150,3 +152,104 @@ def test_advantages():
     assert torch.allclose(compute_advantages(rewards_PG, "group").flatten(), grpo[:, 0], rtol=1e-5)
     rloo, _ = compute_rloo_outcome_advantage(scores, mask, index)
     assert torch.allclose(compute_advantages(rewards_PG, "loo").flatten(), rloo[:, 0], rtol=1e-5)
+
+
+# The adapter: verl's own ppo_loss calls our objectives
+
+
+def actor_step(loss_mode: str, aggregation: str, batch: TokenBatch, rows: torch.Tensor, dp_size: int = 1, entropy: bool = True):
+    """Loss, metrics and gradient of ``ppo_loss`` as verl's engine calls it, on nested tensors without padding."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils import losses
+
+    tokens, lengths = batch.rows(rows), batch.mask_BT[rows].sum(-1)
+    responses, width = tokens.mask_BT.shape
+    leaf_BT = tokens.logprobs_BT.detach().clone().requires_grad_()
+
+    def nested(values_BT):  # one prompt token before every response; the model's output is shifted left by one
+        shifted = torch.nn.functional.pad(values_BT, (0, 1))
+        return torch.nested.as_nested_tensor(
+            [row[: n + 1] for row, n in zip(shifted, lengths, strict=True)], layout=torch.jagged
+        )
+
+    attention = torch.cat([torch.ones(responses, 1, dtype=torch.long), tokens.mask_BT.long()], dim=1)
+    data = TensorDict(
+        {
+            "prompts": attention[:, :1],
+            "responses": tokens.mask_BT.long(),
+            "attention_mask": attention,
+            "response_mask": tokens.mask_BT.long(),
+            "old_log_probs": tokens.old_logprobs_BT,
+            "advantages": tokens.advantages_BT,
+            "study_old_entropies": tokens.old_entropy_BT,
+        },
+        batch_size=responses,
+    )
+    counts = {"batch_num_tokens": int(batch.mask_BT.sum()), "global_batch_size": len(batch.mask_BT)}
+    tu.assign_non_tensor(data, dp_size=dp_size, max_response_len=width, **counts)
+    config = actor_config({})
+    object.__setattr__(config.policy_loss, "loss_mode", loss_mode)
+    object.__setattr__(config, "loss_agg_mode", aggregation)
+    output = {"log_probs": nested(leaf_BT), "entropy": nested(tokens.entropy_BT) if entropy else None}
+    loss, metrics = losses.ppo_loss(config, output, data)
+    loss.backward()
+    return loss.item(), metrics, leaf_BT.grad
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return pytest.importorskip("tepo_core.integrations.verl")
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregation"), [("tepo_kl", "token-mean"), ("mpo", "token-mean"), ("gmpo", "seq-mean-token-mean")]
+)
+def test_adapter_inside_verls_actor_loss(adapter, name, aggregation):
+    """Two micro-batches through verl's ppo_loss: our gradient, our metrics; entropies reach TEPO's mask."""
+    full = random_batch(resolve(name), responses=10, longest=40, dtype=torch.float32)
+    batch = replace(full, weights_BT=None, ref_logprobs_BT=None, exact_kl_BT=None)
+    method = resolve(name)
+    _, expected = minibatch_gradient(method, batch)
+    parts = [actor_step(f"study:{name}", aggregation, batch, rows) for rows in chunks(10, 5)]
+    gradient = torch.cat([grad for _, _, grad in parts])
+    assert relative_error({"g": gradient}, {"g": expected["logprobs_BT"]}) <= RTOL
+    out = method.loss(batch.rows(torch.arange(5)), MiniBatchTotals.from_mask(batch.mask_BT))
+    metric = parts[0][1]["actor/objective/mask"]
+    share = out.sums["mask"][0] / out.sums["mask"][1]
+    assert float(getattr(metric, "values", [metric])[0]) == pytest.approx(float(share))
+    assert (share > 0) == (name == "tepo_kl")
+
+
+def test_adapter_undoes_the_average_over_ranks(adapter):
+    batch = replace(random_batch(resolve("dapo"), responses=4, longest=9), weights_BT=None)
+    one, _, _ = actor_step("study:dapo", "token-mean", batch, torch.arange(4))
+    two, _, _ = actor_step("study:dapo", "token-mean", batch, torch.arange(4), dp_size=2)
+    assert two == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregation", "entropy", "message"),
+    [
+        ("kl_cov", "token-mean", True, "no whole mini-batch"),
+        ("tepo", "seq-mean-token-mean", True, "aggregates by 'token-mean', and loss_agg_mode is 'seq-mean-token-mean'"),
+        ("tepo_kl", "token-mean", False, "calculate_entropy=true"),
+    ],
+)
+def test_adapter_refuses(adapter, name, aggregation, entropy, message):
+    batch = replace(random_batch(resolve("dapo"), responses=4, longest=9), weights_BT=None)
+    with pytest.raises(ConfigError, match=message):
+        actor_step(f"study:{name}", aggregation, batch, torch.arange(4), entropy=entropy)
+
+
+def test_adapter_keeps_the_sampling_entropies(adapter):
+    from tensordict import TensorDict
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    assert RayPPOTrainer._compute_old_log_prob.__wrapped__ is not None
+    entropy_BT = torch.rand(2, 3)
+    fresh = DataProto.from_tensordict(TensorDict({"old_log_probs": -entropy_BT, "entropys": entropy_BT}, batch_size=2))
+    result, _ = adapter.keep_entropies(lambda self, batch: (fresh, 0.0))(None, None)
+    result.batch.pop("entropys")
+    assert torch.equal(result.batch["study_old_entropies"], entropy_BT)
