@@ -247,7 +247,8 @@ def _records(
 
 
 def _fact_records(task: str, seed: int, train: config.Train, truth: Truth, rng: np.random.Generator) -> pd.DataFrame:
-    """Probability of the right digit of every fact at each validation; facts planted with a higher chance are corrected sooner."""
+    """Probability of the right digit of every fact at each validation; facts planted with a higher chance are corrected
+    sooner."""
     rows = []
     for step in range(0, train.rollouts + 1, train.validate_every or train.rollouts):
         for key, fact in sorted(plant_facts(task, seed).items()):

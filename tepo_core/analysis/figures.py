@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -35,8 +35,8 @@ FIGURES: dict[str, Callable[[Book, str], Drawing | None]] = {
 """In the order of the report. Each draws one task, or returns ``None`` where the runs hold nothing to draw."""
 
 
-def draw_all(book: Book, out: Path, names: Sequence[str] = ()) -> list[dict]:
-    """Draw every figure of every task (or the named ones) into ``out`` and return their descriptions, in order.
+def draw_all(book: Book, out: Path, names: Iterable[str]) -> list[dict]:
+    """Draw the named figures of every task into ``out`` and return their descriptions, in order.
 
     Raises :class:`ConfigError` for an unknown name."""
     unknown = sorted(set(names) - set(FIGURES))
@@ -44,7 +44,7 @@ def draw_all(book: Book, out: Path, names: Sequence[str] = ()) -> list[dict]:
         raise ConfigError(f"figure {unknown[0]!r} is unknown; allowed: {', '.join(FIGURES)}")
     out.mkdir(parents=True, exist_ok=True)
     described = []
-    for name in names or FIGURES:
+    for name in names:
         for task in book.tasks:
             with matplotlib.rc_context(RC):
                 drawing = FIGURES[name](book, task)
@@ -67,18 +67,20 @@ def draw_all(book: Book, out: Path, names: Sequence[str] = ()) -> list[dict]:
 TABLES = ("runs", "methods", "pairs", "evaluation", "times", "fell_by_surprise", "tokens_by_kind", "credit_prediction")
 
 
+def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """The tables that figures are drawn from, as ``analyse`` wrote them: nine digits, so a figure drawn again is the same."""
+    paths = {name: folder / "tables" / f"{name}.csv" for name in TABLES}
+    tables = {name: pd.read_csv(path) for name, path in paths.items() if path.is_file()}
+    tables["curves"] = pd.read_parquet(folder / "curves.parquet")
+    return tables
+
+
 def read_book(study: Study, folder: Path) -> Book:
-    """The tables that ``analyse`` wrote. Raises :class:`ConfigError` where they are missing."""
+    """The book of a finished analysis. Raises :class:`ConfigError` where there is none."""
     if not (folder / "analysis.json").is_file():
         raise ConfigError(f"{folder}: no analysis here; run 'dvc repro analyse' first")
     facts = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
-    tables = {
-        name: pd.read_csv(folder / "tables" / f"{name}.csv")
-        for name in TABLES
-        if (folder / "tables" / f"{name}.csv").is_file()
-    }
-    tables["curves"] = pd.read_parquet(folder / "curves.parquet")
-    return Book(study, facts["tasks"], facts["methods"], tables, facts["presets"])
+    return Book(study, facts["tasks"], facts["methods"], read_tables(folder), facts["presets"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = root / "reports" / "analysis"
     try:
         book = read_book(load_study(root / "params.yaml"), folder)
-        for figure in draw_all(book, options.out or folder / "figures", options.names):
+        for figure in draw_all(book, options.out or folder / "figures", options.names or FIGURES):
             print(f"{figure['file']}.svg: {figure['alt']}")
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from IPython.display import Image
 from tepo_core.analysis import tables as tab
 from tepo_core.analysis.claims import Verdict, claims_table, judge, load_claims
 from tepo_core.analysis.credit import credit_tables
-from tepo_core.analysis.figures import draw_all
+from tepo_core.analysis.figures import FIGURES, draw_all, read_tables
 from tepo_core.analysis.headline import answer, between, headline_table, number, sentences
 from tepo_core.analysis.plotting import Book
 from tepo_core.analysis.runs import RunSet, load_runs
@@ -66,8 +66,10 @@ class Analysis:
         return pd.DataFrame([asdict(f) for f in self.runs.findings], columns=["kind", "path", "reason", "fix"])
 
 
-def analyse(study: Study, root: Path, out: Path | None = None) -> Analysis:
+def analyse(study: Study, root: Path, out: Path | None = None, figures: Sequence[str] | None = None) -> Analysis:
     """Read the declared and imported runs below ``root``, and write reports/analysis (or ``out``).
+
+    ``figures``: names of those to draw, all by default.
 
     Bad or missing runs never stop it; they are named in the result. Raises :class:`ConfigError` where no run can be used."""
     out = out or root / "reports" / "analysis"
@@ -102,9 +104,11 @@ def analyse(study: Study, root: Path, out: Path | None = None) -> Analysis:
     ):  # what an earlier study left must not stay; the notebook beside them may
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    figures = draw_all(book, out / "figures")
-    _write(out, study, runs, book, headline, verdicts, figures)
-    return Analysis(study, out, runs, headline, tables, verdicts, figures)
+    write_tables(out, tables)
+    from_disk = Book(study, book.tasks, book.methods, read_tables(out), book.presets)
+    drawn = draw_all(from_disk, out / "figures", FIGURES if figures is None else figures)
+    _write(out, study, runs, book, headline, verdicts, drawn)
+    return Analysis(study, out, runs, headline, tables, verdicts, drawn)
 
 
 def presets_of(runs: RunSet, study: Study) -> dict[str, str]:
@@ -113,6 +117,16 @@ def presets_of(runs: RunSet, study: Study) -> dict[str, str]:
     for (_, method, _), run in sorted(runs.runs.items()):
         presets[method] = run.config.get("preset") or presets[method]
     return presets
+
+
+def write_tables(out: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    """curves.parquet, and every other table as CSV."""
+    (out / "tables").mkdir()
+    for name, table in sorted(tables.items()):
+        if name != "curves":
+            write_csv(out / "tables" / f"{name}.csv", table)
+    curves = pa.Table.from_pandas(tables["curves"], preserve_index=False).replace_schema_metadata(None)
+    pq.write_table(curves, out / "curves.parquet", compression="zstd")
 
 
 def _write(
@@ -124,12 +138,6 @@ def _write(
     verdicts: list[Verdict],
     figures: list[dict],
 ) -> None:
-    (out / "tables").mkdir()
-    for name, table in sorted(book.tables.items()):
-        if name != "curves":
-            write_csv(out / "tables" / f"{name}.csv", table)
-    curves = pa.Table.from_pandas(book.tables["curves"], preserve_index=False).replace_schema_metadata(None)
-    pq.write_table(curves, out / "curves.parquet", compression="zstd")
     write_csv(out / "headline.csv", headline)
     write_json(out / "headline.json", headline.to_dict("records"))
     write_json(out / "claims.json", [v.as_dict() for v in verdicts])

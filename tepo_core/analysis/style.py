@@ -67,26 +67,21 @@ SPARE_DASHES = (DASH, DOT, DASHDOT, LONG, SOLID)
 
 
 def looks_for(methods: Sequence[str], presets: dict[str, str] | None = None) -> dict[str, Look]:
-    """The look of every method. A preset has its own for ever; a variant or an imported run keeps its preset's colour and
-    takes the next marker and dash, in the order of the study. Methods without a known preset share spare colours."""
+    """The look of every method. A preset has its own for ever; a variant or an imported run keeps its preset's colour, and
+    takes the next marker that nobody in the study has, and the next dash. Methods of no known preset share spare colours."""
     presets = presets or {}
-    out = {"base": LOOKS["base"]}
-    used: dict[str, int] = {}
-    for method in methods:
-        if method in LOOKS:
-            out[method] = LOOKS[method]
-            continue
+    out = {"base": LOOKS["base"], **{m: LOOKS[m] for m in methods if m in LOOKS}}
+    taken = {look.marker for look in out.values()}
+    free = [m for m in SPARE_MARKERS if m not in taken] or list(SPARE_MARKERS)
+    others = [m for m in methods if m not in LOOKS]
+    strangers = list(dict.fromkeys(f for m in others if (f := presets.get(m, m.split("@")[0])) not in LOOKS))
+    for i, method in enumerate(others):
         family = presets.get(method, method.split("@")[0])
-        count = used[family] = used.get(family, -1) + 1
         if family in LOOKS:
-            others = [m for m in SPARE_MARKERS if m != LOOKS[family].marker]
-            dashes = [d for d in SPARE_DASHES if d != LOOKS[family].dash]
-            out[method] = Look(LOOKS[family].colour, others[count % len(others)], dashes[count % len(dashes)])
+            colour, dashes = LOOKS[family].colour, [d for d in SPARE_DASHES if d != LOOKS[family].dash]
         else:
-            index = len(used) - 1
-            out[method] = Look(
-                SPARE_COLOURS[index % len(SPARE_COLOURS)], SPARE_MARKERS[count % len(SPARE_MARKERS)], SOLID
-            )
+            colour, dashes = SPARE_COLOURS[strangers.index(family) % len(SPARE_COLOURS)], SPARE_DASHES
+        out[method] = Look(colour, free[i % len(free)], dashes[i % len(dashes)])
     return out
 
 
