@@ -33,9 +33,8 @@ class Progress:
     def __init__(self, total: int, label: str = "", every: float = 3.0) -> None:
         self.total, self.label, self.every = total, label, every
         self._started = self._printed = time.monotonic()
-        self._steps = 0
+        self._first: tuple[int, float] | None = None  # step and time of the first update
         self._tokens = 0.0
-        self._first = True
 
     def line(self, text: str) -> None:
         """Print one line now. A channel that cannot be written falls back to standard error: progress never stops a run."""
@@ -50,21 +49,29 @@ class Progress:
                 pass
         print(text, file=sys.stderr, flush=True)
 
-    def update(self, step: int, *, tokens: float = 0, **values: float) -> None:
+    def update(self, step: int, *, tokens: float = 0, **values: float | str) -> None:
         """Report that ``step`` (1-based) of ``total`` is done. ``tokens`` is the number handled since the last call."""
         now = time.monotonic()
-        self._steps += 1
         self._tokens += tokens
-        if not self._first and step < self.total and now - self._printed < self.every:
+        first = self._first is None
+        if first:
+            self._first = (step, now)
+        elif step < self.total and now - self._printed < self.every:
             return
+        self._printed = now
         parts = [f"{step}/{self.total}"]
-        parts += [
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
-        ]
+        parts += [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()]
         if self._tokens and now > self._started:
             parts.append(f"{self._tokens / (now - self._started):,.0f} tokens/s")
-        left = (now - self._started) / self._steps * (self.total - step)
-        parts.append(f"{duration(left)} left" if step < self.total else f"done in {duration(now - self._started)}")
+        if step >= self.total:
+            parts.append(f"done in {duration(now - self._started)}")
+        elif (left := self._left(step, now)) is not None:
+            parts.append(f"{duration(left)} left")
         self.line("  ".join(parts))
-        self._printed = now
-        self._first = False
+
+    def _left(self, step: int, now: float) -> float | None:
+        """Seconds to go at the speed since the first update; unknown while one update is all there is, unless it was step 1."""
+        first_step, first_time = self._first or (step, now)
+        if step > first_step:
+            return (now - first_time) / (step - first_step) * (self.total - step)
+        return (now - self._started) * (self.total - 1) if step == 1 else None

@@ -139,13 +139,12 @@ def execute(
     source = normalise(read_notebook(path))
     check_parameters(declared_parameters(source, path.name), dict(parameters), path.name)
     source.metadata.papermill = {}
-    import papermill
-
-    papermill.log.logger.setLevel(
-        "CRITICAL"
-    )  # what it warns of is checked here, and what it reports is said better below
     started: list[NotebookNode] = []
     with Kernel(cwd, environment) as kernel:
+        import papermill  # takes as long as the kernel takes to start
+
+        # What papermill warns of is checked here, and what it reports is said better below.
+        papermill.log.logger.setLevel("CRITICAL")
         failure = None
         try:
             papermill.execute_notebook(

@@ -39,12 +39,12 @@ def show(root: Path) -> None:
 
 
 def cell(row: dict[str, Any], name: str) -> str:
-    """``0.912 [0.890, 0.934]``, a dash where there is no number, no brackets where there is no interval."""
+    """``0.912 [0.890, 0.934]``; ``62, 3 of 3`` for steps and the seeds that got there; a dash where there is no number."""
     value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
     if value is None:
         return "-"
     if name == "rollouts_to_target":
-        return f"{value:.0f}"
+        return f"{value:.0f}, {row['reached']} of {row['seeds']}" if row.get("reached") else "not reached"
     return f"{value:.3f}" + ("" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
 
 
