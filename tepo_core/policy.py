@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from tepo_core import config
 from tepo_core.config import ConfigError
+from tepo_core.policy_sources import add_adapters, gguf_file, load_gguf, merged
 from tepo_core.seeding import derive_seed
 
 transformers_logging.disable_progress_bar()
@@ -88,15 +89,25 @@ def build_tiny(cfg: config.Policy, tokenizer: Any, seed: int) -> Policy:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write weights (safetensors), configuration and tokenizer."""
-    policy.model.save_pretrained(folder)
+    """Write weights (safetensors), configuration and tokenizer. Adapters are merged: the folder holds a plain model."""
+    merged(policy.model).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
+
+
+def with_adapters(policy: Policy, cfg: config.Policy, seed: int) -> Policy:
+    """The policy to train: itself, or with LoRA adapters of ``policy.lora_rank`` that start from ``seed``."""
+    if cfg.lora_rank:
+        policy.model = add_adapters(policy.model, cfg.lora_rank, derive_seed(seed, "lora"))
+    return policy
 
 
 def load_policy(source: str | Path, cfg: config.Policy) -> Policy:
     """Load a folder or a hub id. Safetensors only; the repository's own code runs only with ``policy.trust_remote_code: true``.
 
     Raises :class:`ConfigError` for a folder without weights, a tokenizer without EOS, or a hub id that cannot be reached."""
+    if path := gguf_file(str(source)):
+        model, tokenizer = load_gguf(path, getattr(torch, cfg.dtype))
+        return _ready(model, tokenizer, source, cfg)
     folder = Path(source)
     if folder.exists() or str(source).startswith(("/", ".")):
         _check_folder(folder)
@@ -109,9 +120,14 @@ def load_policy(source: str | Path, cfg: config.Policy) -> Policy:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"policy.source = {str(source)!r}: cannot be loaded ({_first_line(error)}); allowed: 'tiny', a folder with config.json, "
-            "*.safetensors and a tokenizer, or a hub id that this machine can reach"
+            f"policy.source = {str(source)!r}: cannot be loaded ({_first_line(error)}); allowed: 'tiny', 'smollm2-135m-gguf', "
+            "a folder with config.json, *.safetensors and a tokenizer, or a hub id that this machine can reach"
         ) from None
+    return _ready(model, tokenizer, source, cfg)
+
+
+def _ready(model: Any, tokenizer: Any, source: str | Path, cfg: config.Policy) -> Policy:
+    """Check the tokenizer, fill in its padding token, and switch on what the parameters ask for."""
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"policy.source = {str(source)!r}: its tokenizer has no EOS token; set 'eos_token' in tokenizer_config.json"

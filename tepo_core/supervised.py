@@ -13,7 +13,7 @@ import torch
 from tepo_core.checkpoint import Workspace
 from tepo_core.config import Study
 from tepo_core.logprobs import sequence_logprobs
-from tepo_core.policy import Policy, build_tiny, load_policy, resolve_device, save_policy, set_threads
+from tepo_core.policy import Policy, build_tiny, load_policy, resolve_device, save_policy, set_threads, with_adapters
 from tepo_core.progress import Progress
 from tepo_core.run_record import finish, metric_line, metrics_frame, run_config, run_folder, run_name, write_json
 from tepo_core.seeding import epoch_rows
@@ -69,6 +69,8 @@ def warmup(study: Study, task: str, seed: int, root: Path, out: Path | None = No
     device = resolve_device(study.compute)
     traces = load_split(data_folder(root, task, seed), "warmup") if cfg.steps else []
     policy = initial_policy(study, seed)
+    if cfg.steps:
+        policy = with_adapters(policy, study.policy, seed)
     policy.model.to(device)
     key = [cfg.model_dump(), study.policy.model_dump(), study.data.model_dump(), task, seed]
     work = Workspace(root, f"warmup-{run_name(task, seed)}", key)

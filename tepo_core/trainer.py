@@ -25,7 +25,7 @@ from tepo_core.engines import make_engine
 from tepo_core.experience import Experience, mini_batches, reward_sums
 from tepo_core.grading.grade import make_grader
 from tepo_core.objectives.methods import resolve
-from tepo_core.policy import load_policy, resolve_device, save_policy, set_threads
+from tepo_core.policy import load_policy, resolve_device, save_policy, set_threads, with_adapters
 from tepo_core.progress import Progress
 from tepo_core.results import TrainResult
 from tepo_core.rollout.rescore import rescore
@@ -74,7 +74,7 @@ class Trainer:
         facts = load_facts(folder)
         set_threads(study.compute)
         device = resolve_device(study.compute)
-        self.policy = load_policy(base, study.policy)
+        self.policy = with_adapters(load_policy(base, study.policy), study.policy, self.seed)
         self._check_lengths(problems)
         key = [
             self.train.model_dump(),
@@ -206,6 +206,8 @@ class Trainer:
         """All updates of a rollout step. A loss or gradient that is not finite stops the run before it reaches the weights."""
         if self.method.needs_exact_kl and self.method.settings.kl.reference == "old":
             self.learner.old_model = self._frozen_copy()
+        # Gradient checkpointing works in training mode only. Without dropout the mode changes nothing else.
+        self.policy.model.train(self.policy.model.is_gradient_checkpointing)
         parts = mini_batches(len(experience.problems), self.train.minibatches, self.train.epochs, self.seed, self.step)
         for update, prompts in enumerate(parts, start=1):
             rows, last = experience.rows_of(prompts), update == len(parts)
