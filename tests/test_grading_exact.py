@@ -27,6 +27,8 @@ from tepo_core.grading.grade import (
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{\}}", r"\}"),
         (r"\fbox { 3 }", "3"),
+        (r"\\boxed{35} and", "35"),
+        (r"\boxed{1} \boxed{ {2} } \boxed{3", "{2}"),
         (r"} } \boxed{4} }", "4"),
         (r"\boxed{}", ""),
         ("3+4 = 7 and then", None),

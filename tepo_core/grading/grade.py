@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 GRADERS = ("exact", "math", "code")
 
-# One pass over the text: an opened box, an escaped character (so that \{ and \} are not groups), or a brace.
-_TOKENS = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+# One pass over the text: an opened box (also with its backslash doubled by careless escaping), an escaped character (so that
+# \{ and \} are not groups), or a brace.
+_TOKENS = re.compile(r"(?P<box>\\+(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 
 
@@ -57,20 +58,18 @@ class Grader(Protocol):
         """End worker processes, if there are any."""
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete ``\boxed{...}`` (or ``\fbox{...}``) of ``text``; ``None`` without one.
+def boxes(text: str) -> list[tuple[int, int, int, int]]:
+    r"""The complete ``\boxed{...}`` and ``\fbox{...}`` of ``text`` that lie in no other complete box, from left to right.
 
-    Complete means that its braces balance. A box that contains another one is the later of the two, and a box whose
-    whole content is a box is unwrapped. An unfinished box at the end is passed over. Linear in the length of the text.
+    Each is (start of the command, start of the content, end of the content, end of the box). A box whose whole content is
+    a box is unwrapped. Complete means that the braces balance. Linear in the length of the text.
     """
     first = min((i for i in (text.find("\\boxed"), text.find("\\fbox")) if i >= 0), default=-1)
     if first < 0:
-        return None
-    stack: list[
-        tuple[int, int]
-    ] = []  # open groups: start of the command and of the content; (-1, -1) for a plain brace
+        return []
+    stack: list[tuple[int, int]] = []  # open groups: start of the command and of the content; (-1, -1) for a plain brace
     closed: dict[int, tuple[int, int]] = {}  # complete boxes: start of the command -> start and end of the content
-    span: tuple[int, int] | None = None
+    outer: list[int] = []
     for token in _TOKENS.finditer(text, first):
         if token["box"]:
             stack.append((token.start(), token.end()))
@@ -79,10 +78,14 @@ def last_boxed(text: str) -> str | None:
         elif token["close"] and stack:
             command, content = stack.pop()
             if command >= 0:
-                span = closed[command] = (content, token.start())
-    if span is None:
-        return None
-    begin, end = span
+                while outer and outer[-1] > command:
+                    outer.pop()
+                outer.append(command)
+                closed[command] = (content, token.start())
+    return [(command, *_unwrap(text, closed, *closed[command]), closed[command][1] + 1) for command in outer]
+
+
+def _unwrap(text: str, closed: dict[int, tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
     while True:
         while begin < end and text[begin].isspace():
             begin += 1
@@ -90,8 +93,17 @@ def last_boxed(text: str) -> str | None:
             end -= 1
         inner = closed.get(begin)
         if inner is None or inner[1] + 1 != end:
-            return text[begin:end]
+            return begin, end
         begin, end = inner
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last complete ``\boxed{...}`` (or ``\fbox{...}``) of ``text``; ``None`` without one.
+
+    A box that contains another one is the later of the two; an unfinished box at the end is passed over. See :func:`boxes`.
+    """
+    found = boxes(text)
+    return text[found[-1][1] : found[-1][2]] if found else None
 
 
 def canonical_integer(text: str) -> str | None:

@@ -1,0 +1,90 @@
+r"""The mathematics grader: extraction, exact fast paths, and math-verify in worker processes that can be killed.
+
+Rules (each has a test):
+
+- Strict by default: the last complete ``\boxed{}`` after the reasoning is the answer. A truncated response is ``TRUNCATED``.
+- A comparison that exceeds the time-out is ``TIMEOUT``; one that crashes, or a gold that cannot be read, is ``ERROR``. Neither
+  is ever counted as wrong or right.
+- An answer of more than 10,000 characters that is neither an integer nor the gold's own text is not parsed: ``ERROR``.
+- An answer that cannot be read as mathematics is compared as text.
+- Lists in a box or in mathematics are sets of solutions, tuples are ordered, decimals are compared after rounding to six
+  places, units and degree signs are dropped, 28 % equals 28 and 0.28.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from tepo_core.grading.compare import MAX_CHARACTERS, quick_verdict
+from tepo_core.grading.extract import Answer, gold_answer, lenient_answer, strict_answer
+from tepo_core.grading.grade import Grade, GradingError, Outcome, check_batch
+from tepo_core.grading.pool import Item, Pool
+
+
+class MathGrader:
+    """Grades mathematical answers in batches.
+
+    ``require_boxed``: the strict rule; False looks for an answer the way a reader would. ``timeout``: CPU seconds a comparison.
+    ``workers``: processes, 0 for one per available core. ``fast_paths``: False sends everything to math-verify (for tests).
+    Raises :class:`GradingError` for a value out of range. Use as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(
+        self, *, require_boxed: bool = True, timeout: float = 5.0, workers: int = 0, fast_paths: bool = True
+    ) -> None:
+        if not timeout > 0:
+            raise GradingError(f"timeout = {timeout}: must be a positive number of seconds")
+        if workers < 0:
+            raise GradingError(f"workers = {workers}: must be 0 (one per core) or more")
+        self.require_boxed, self.fast_paths = require_boxed, fast_paths
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._pool = Pool(workers or cores, timeout)
+
+    def grade(self, *, golds: Sequence[str], responses: Sequence[str], truncated: Sequence[bool]) -> list[Grade]:
+        """One grade a response. Raises :class:`GradingError` on lists of different lengths or an empty gold."""
+        check_batch(golds, responses, truncated)
+        find = strict_answer if self.require_boxed else lenient_answer
+        expected = {gold: gold_answer(gold) for gold in dict.fromkeys(golds)}
+        found = [find(response) for response in responses]
+        return self._judge([expected[gold] for gold in golds], found, truncated)
+
+    def _judge(self, golds: Sequence[Answer], found: Sequence[Answer | None], truncated: Sequence[bool]) -> list[Grade]:
+        grades: list[Grade | None] = [None] * len(golds)
+        slow: dict[Item, list[int]] = {}
+        for i, (gold, answer, cut) in enumerate(zip(golds, found, truncated, strict=True)):
+            text = answer.text if answer is not None else None
+            if cut:
+                grades[i] = Grade(Outcome.TRUNCATED, text)
+            elif answer is None:
+                grades[i] = Grade(Outcome.NO_ANSWER)
+            else:
+                verdict = quick_verdict(gold, answer) if self.fast_paths else None
+                if verdict is None and max(len(gold.text), len(answer.text)) > MAX_CHARACTERS:
+                    grades[i] = Grade(Outcome.ERROR, text)
+                elif verdict is None:
+                    slow.setdefault((gold.text, gold.bare, answer.text, answer.bare), []).append(i)
+                else:
+                    grades[i] = Grade(Outcome.CORRECT if verdict else Outcome.WRONG, text)
+        for (item, places), (outcome, _) in zip(slow.items(), self._pool.run(list(slow)), strict=True):
+            for i in places:
+                grades[i] = Grade(Outcome(outcome), item[2])
+        return [grade for grade in grades if grade is not None]
+
+    def close(self) -> None:
+        """End the worker processes; they start again when needed."""
+        self._pool.close()
+
+    def __enter__(self) -> MathGrader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def compare(*, gold: str, answer: str, timeout: float = 5.0) -> Outcome:
+    """Outcome of one answer against one gold, both bare. Keyword-only, so that the two cannot be swapped by position."""
+    with MathGrader(timeout=timeout, workers=1) as grader:
+        check_batch([gold], [answer], [False])
+        found = Answer(answer.strip(), False) if answer.strip() else None
+        return grader._judge([gold_answer(gold)], [found], [False])[0].outcome
