@@ -1,7 +1,7 @@
 """Live progress that never enters a saved notebook.
 
-Times differ from run to run, and executed notebooks must not. So progress lines go to the file named by the environment variable
-``TEPO_PROGRESS`` (the notebook runner follows it and prints to the terminal), or to standard error where it is not set.
+Times differ from run to run, and executed notebooks must not. So progress lines go to the file named by the environment
+variable ``TEPO_PROGRESS`` (the notebook runner follows it and prints to the terminal), or to standard error without it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ def edited(folder: Path, *edits: tuple[str, str]) -> Path:
 
 BAD_PARAMETERS = {
     "unknown method": (("methods: [grpo, tepo_kl]", "methods: [grpo, tepoo]"), ["tepoo", "allowed", "tepo_kl"]),
-    "unknown parameter": (("  lr_warmup_rollouts:", "  lr_warmup_rolouts:"), ["train.lr_warmup_rolouts", "lr_warmup_rollouts"]),
+    "unknown parameter": (
+        ("  lr_warmup_rollouts:", "  lr_warmup_rolouts:"),
+        ["train.lr_warmup_rolouts", "lr_warmup_rollouts"],
+    ),
     "unknown group": (("compute: ", "computer: "), ["'computer'", "compute"]),
     "missing parameter": (("  weight_decay: 0.01 ", "  # weight_decay: 0.01"), ["missing", "warmup.weight_decay"]),
     "word for a number": (("lr: 1.0e-4", "lr: fast"), ["train.lr", "'fast'", "number"]),
@@ -42,29 +45,52 @@ BAD_PARAMETERS = {
     "negative seed": (("seeds: [0]", "seeds: [-1]"), ["seeds.0", "-1", "greater than or equal to 0"]),
     "zero temperature": (("  group_size: 8 ", "  temperature: 0\n  group_size: 8 "), ["temperature"]),
     "group of one": (("group_size: 8", "group_size: 1"), ["train.group_size", "1", "greater than or equal to 2"]),
-    "indivisible batch": (("minibatches: 4", "minibatches: 3"), ["minibatches = 3", "prompts_per_rollout = 16", "[1, 2, 4, 8, 16]"]),
+    "indivisible batch": (
+        ("minibatches: 4", "minibatches: 3"),
+        ["minibatches = 3", "prompts_per_rollout = 16", "[1, 2, 4, 8, 16]"],
+    ),
     "empty seeds": (("seeds: [0]", "seeds: []"), ["seeds", "at least 1"]),
     "empty methods": (("methods: [grpo, tepo_kl]", "methods: []"), ["methods", "at least 1"]),
     "seed twice": (("seeds: [0]", "seeds: [0, 1, 0]"), ["seeds", "[0] is listed twice"]),
     "method twice": (("methods: [grpo, tepo_kl]", "methods: [grpo, grpo]"), ["methods", "['grpo'] is listed twice"]),
-    "unused option": (("variants: {}", "variants: {mine: {preset: grpo, band: [1, 5]}}"), ["variants.mine", "'band'", "it uses", "clip"]),
-    "unknown preset": (("variants: {}", "variants: {mine: {preset: grop}}"), ["variants.mine", "'grop'", "allowed", "grpo"]),
-    "variant's training": (("variants: {}", "variants: {mine: {preset: grpo, train: {lr: -1.0}}}"), ["variants.mine.train", "lr", "-1.0"]),
-    "variant's training is no mapping": (("variants: {}", "variants: {mine: {preset: grpo, train: 3}}"), ["variants.mine.train", "mapping"]),
-    "unknown task": (("tasks: [facts]", "tasks: [fact]"), ["'fact'", "did you mean 'facts'", "allowed: facts, facts_hard, noise"]),
-    "unknown split": (("splits: [test, long]", "splits: [tset]"), ["evaluate.splits", "'tset'", "did you mean 'test'", "long"]),
+    "unused option": (
+        ("variants: {}", "variants: {mine: {preset: grpo, band: [1, 5]}}"),
+        ["variants.mine", "'band'", "it uses", "clip"],
+    ),
+    "unknown preset": (
+        ("variants: {}", "variants: {mine: {preset: grop}}"),
+        ["variants.mine", "'grop'", "allowed", "grpo"],
+    ),
+    "variant's training": (
+        ("variants: {}", "variants: {mine: {preset: grpo, train: {lr: -1.0}}}"),
+        ["variants.mine.train", "lr", "-1.0"],
+    ),
+    "variant's training is no mapping": (
+        ("variants: {}", "variants: {mine: {preset: grpo, train: 3}}"),
+        ["variants.mine.train", "mapping"],
+    ),
+    "unknown task": (
+        ("tasks: [facts]", "tasks: [fact]"),
+        ["'fact'", "did you mean 'facts'", "allowed: facts, facts_hard, noise"],
+    ),
+    "unknown split": (
+        ("splits: [test, long]", "splits: [tset]"),
+        ["evaluate.splits", "'tset'", "did you mean 'test'", "long"],
+    ),
     "k above n": (("k: [1, 2, 4]", "k: [1, 8]"), ["k = 8", "samples = 4"]),
     "name of a folder": (("profile: smoke", "profile: ../x"), ["'../x'", "folder name"]),
     "method called base": (("methods: [grpo, tepo_kl]", "methods: [base]"), ["'base'", "another name"]),
     "context too small": (("context: 128", "context: 48"), ["policy.context = 48", "max_new_tokens = 48"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_PARAMETERS)
 def test_parameters(tmp_path: Path, case: str) -> None:
     edit, words = BAD_PARAMETERS[case]
     if case == "zero temperature":  # train and evaluate both have one, so the line is put where it is unique
-        text = SMOKE.replace("  temperature: 1.0            # of sampling", "  temperature: 0              # of sampling")
+        text = SMOKE.replace(
+            "  temperature: 1.0            # of sampling", "  temperature: 0              # of sampling"
+        )
         assert text != SMOKE
         (tmp_path / "params.yaml").write_text(text)
         words = ["train.temperature", "0", "greater than 0"]
@@ -164,18 +190,43 @@ def test_complete_inputs_pass(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "folder", "words"),
     [
-        (lambda r: shutil.rmtree(r / DATA), DATA, ["data/prepared/facts-s0: missing", "stage 'prepare' first", "tepo run prepare"]),
+        (
+            lambda r: shutil.rmtree(r / DATA),
+            DATA,
+            ["data/prepared/facts-s0: missing", "stage 'prepare' first", "tepo run prepare"],
+        ),
         (lambda r: (r / DATA / "train.jsonl").unlink(), DATA, ["facts-s0/train.jsonl: missing", "dvc repro"]),
-        (lambda r: (r / DATA / "train.jsonl").write_text('{"a": 1}\n{"b'), DATA, ["train.jsonl: changed or truncated since 'prepare'"]),
+        (
+            lambda r: (r / DATA / "train.jsonl").write_text('{"a": 1}\n{"b'),
+            DATA,
+            ["train.jsonl: changed or truncated since 'prepare'"],
+        ),
         (lambda r: (r / DATA / "manifest.json").write_text('{"sha'), DATA, ["manifest.json: truncated or not JSON"]),
-        (lambda r: (r / BASE / "done.json").unlink(), BASE, ["done.json is missing, so it was never finished", "tepo run warmup"]),
-        (lambda r: (r / BASE / "policy/model.safetensors").unlink(), BASE, ["model.safetensors: the policy has no weights"]),
-        (lambda r: (r / BASE / "done.json").write_text(json.dumps({"files": {"config.json": sha256(r / BASE / "config.json")}})),
-         BASE, ["runs/warmup/facts-s0/policy: no weights"]),
-        (lambda r: (r / BASE / "policy/model.safetensors").write_text("other"), BASE, ["changed or truncated since 'warmup' wrote it"]),
+        (
+            lambda r: (r / BASE / "done.json").unlink(),
+            BASE,
+            ["done.json is missing, so it was never finished", "tepo run warmup"],
+        ),
+        (
+            lambda r: (r / BASE / "policy/model.safetensors").unlink(),
+            BASE,
+            ["model.safetensors: the policy has no weights"],
+        ),
+        (
+            lambda r: (r / BASE / "done.json").write_text(
+                json.dumps({"files": {"config.json": sha256(r / BASE / "config.json")}})
+            ),
+            BASE,
+            ["runs/warmup/facts-s0/policy: no weights"],
+        ),
+        (
+            lambda r: (r / BASE / "policy/model.safetensors").write_text("other"),
+            BASE,
+            ["changed or truncated since 'warmup' wrote it"],
+        ),
     ],
-    ids=["no data", "file gone", "truncated", "manifest truncated", "unfinished", "no weights", "never weights", "other weights"],
-)  # fmt: skip
+    ids=["no data", "gone", "truncated", "no manifest", "unfinished", "no weights", "never weights", "other weights"],
+)
 def test_damaged_inputs(runs: Path, damage, folder: Path, words: list[str]) -> None:
     damage(runs)
     with pytest.raises(RecordError) as caught:
@@ -211,7 +262,12 @@ def test_no_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "no space left"), (errno.EACCES, "no permission to write"), (errno.EROFS, "read-only"), (errno.ENOTDIR, "Not a dir")],
+    [
+        (errno.ENOSPC, "no space left"),
+        (errno.EACCES, "no permission to write"),
+        (errno.EROFS, "read-only"),
+        (errno.ENOTDIR, "Not a dir"),
+    ],
 )
 def test_operating_system_errors_say_what_to_do(number: int, words: str, capsys: pytest.CaptureFixture) -> None:
     def action() -> None:
@@ -232,7 +288,9 @@ def test_no_write_permission_for_real(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_what_was_there_stays_when_the_new_cannot_be_put_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_there_stays_when_the_new_cannot_be_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = tmp_path / "runs" / "warmup" / "facts-s0", tmp_path / "work" / "out"
     for folder, text in ((old, "old"), (new, "new")):
         folder.mkdir(parents=True)
@@ -273,10 +331,17 @@ def test_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_outside_the_repository(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not inside the project"):
         find_root(tmp_path)
-    command = [sys.executable, "-c", "import sys; sys.argv = ['tepo', 'plan']; from tepo_core.pipeline.cli import main; main()"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['tepo', 'plan']; from tepo_core.pipeline.cli import main; main()",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {tmp_path} is not inside the project") and "cd into the clone first" in done.stderr
+    assert (
+        done.stderr.startswith(f"error: {tmp_path} is not inside the project")
+        and "cd into the clone first" in done.stderr
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -294,7 +359,9 @@ def test_bad_parameters_stop_make_repro_before_dvc(tmp_path: Path) -> None:
 def test_old_python(tmp_path: Path) -> None:
     """In `make`, and when a module is started with an older interpreter directly."""
     fake = tmp_path / "python3"
-    fake.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"import sys; sys.version_info = (3, 9, 1); sys.argv = ['-c']; $2\"\n")
+    fake.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c \"import sys; sys.version_info = (3, 9, 1); sys.argv = ['-c']; $2\"\n"
+    )
     fake.chmod(0o755)
     command = ["make", "-C", str(ROOT), "venv", f"PYTHON={fake}", f"VENV={tmp_path / 'venv'}"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -198,7 +198,9 @@ def readme() -> None:
     """Write the results in README.md anew from the records that it names."""
     from tepo_core.pipeline.keep import write_readme
 
-    print("README.md: results renewed" if write_readme(find_root()) else "README.md: the results are those of the record")
+    print(
+        "README.md: results renewed" if write_readme(find_root()) else "README.md: the results are those of the record"
+    )
 
 
 def main() -> None:

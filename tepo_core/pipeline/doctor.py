@@ -182,16 +182,13 @@ def dvc_lock(root: Path) -> Finding:
             "DVC", BAD, "no .dvc folder", "clone the repository with git; a bare copy of files is not enough"
         )
     path = root / ".dvc" / "tmp" / "lock"
-    if path.is_file() and os.name == "posix":
-        import fcntl
+    if path.is_file():
+        from zc.lockfile import LockError, LockFile  # the one that DVC uses
 
-        with open(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return Finding(
-                    "DVC", NOTE, "another DVC command is at work here", "wait for it, or look for it with 'ps'"
-                )
+        try:
+            LockFile(str(path)).close()
+        except LockError:
+            return Finding("DVC", NOTE, "another DVC command is at work here", "wait for it, or look for it with 'ps'")
     return Finding("DVC", OK, f"{version('dvc')}, free")
 
 

@@ -68,15 +68,14 @@ def stale_runs(root: Path, study: Study) -> set[Run]:
     repo = Repo(str(root))
     try:
         graph = repo.index.graph
-        changed = set(repo.status())
-        names = {stage.addressing: stage for stage in graph}
-        wanted = set()
-        for name in changed & set(names):
-            wanted |= {names[name], *networkx.ancestors(graph, names[name])}
-        addresses = {stage.addressing for stage in wanted}
+        # DVC's addresses depend on the folder it is called from; the names of stages do not.
+        stages = {stage.addressing: stage for stage in graph}
+        changed = [stages[address] for address in repo.status() if address in stages]
+        wanted = set(changed).union(*(networkx.ancestors(graph, stage) for stage in changed))
+        names = {stage.name for stage in wanted}
     finally:
         repo.close()
-    return {run for run in all_runs(study) if address(run) in addresses}
+    return {run for run in all_runs(study) if address(run) in names}
 
 
 def address(run: Run) -> str:
