@@ -10,6 +10,7 @@ of the policy carry them along.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tepo_core.config import ConfigError
-from tepo_core.logprobs import ResponseStates, chosen_logprobs, output_matrix
+from tepo_core.logprobs import ResponseStates, chosen_logprobs, output_matrix, response_states
 from tepo_core.seeding import derive_seed
 
 FOLDER = "mtp"  # below the policy's own: engines that read every *.safetensors of a policy must not find these
@@ -45,7 +46,7 @@ class MTPModules(nn.Module):
 
 
 def add_modules(model: nn.Module, modules: int, *, seed: int, inner: int | None = None) -> None:
-    """Attach ``modules`` fresh modules at ``model.mtp``; weights depend on the seed alone. inner: default 2 * hidden.
+    """Attach ``modules`` fresh modules at ``model.mtp``; weights depend on the seed alone. inner: default hidden.
 
     Raises :class:`ConfigError` for fewer than one module or a model that has some already."""
     if modules < 1:
@@ -56,7 +57,7 @@ def add_modules(model: nn.Module, modules: int, *, seed: int, inner: int | None 
     hidden = weight_VD.shape[1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "mtp"))
-        fresh = MTPModules(modules, hidden, inner or 2 * hidden, weight_VD.dtype)
+        fresh = MTPModules(modules, hidden, inner or hidden, weight_VD.dtype)
     model.mtp = fresh.to(weight_VD.device)
 
 
@@ -78,6 +79,27 @@ def ahead_logprobs(model: nn.Module, states: ResponseStates, modules: int, *, te
         )
     weight_VD, bias = output_matrix(model)
     return _ahead(have, states.hidden_ND, states, weight_VD, bias, modules, temperature)
+
+
+def logprobs_and_ahead(
+    model: nn.Module,
+    prompt_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
+    modules: int,
+    *,
+    pad_id: int,
+    temperature: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`tepo_core.logprobs.sequence_logprobs` and :func:`ahead_logprobs` from one pass through the backbone.
+
+    Returns (logprobs_BT, entropy_BT, mask_BT, ahead_logprobs_BTK)."""
+    states = response_states(model, prompt_ids, response_ids, pad_id=pad_id)
+    weight_VD, bias = output_matrix(model)
+    logprobs_N, entropy_N = chosen_logprobs(
+        states.hidden_ND.to(weight_VD.dtype), weight_VD, states.targets_N, temperature=temperature, bias=bias
+    )
+    ahead_BTK = ahead_logprobs(model, states, modules, temperature=temperature)
+    return states.grid(logprobs_N), states.grid(entropy_N), states.mask_BT, ahead_BTK
 
 
 def _ahead(

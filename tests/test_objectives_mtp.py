@@ -10,7 +10,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tepo_core.config import ConfigError
 from tepo_core.logprobs import response_states, sequence_logprobs
-from tepo_core.mtp import add_modules, ahead_logprobs, ahead_loss, backbone_state, load_modules, modules_of, save_modules
+from tepo_core.mtp import (
+    add_modules,
+    ahead_logprobs,
+    ahead_loss,
+    backbone_state,
+    load_modules,
+    logprobs_and_ahead,
+    modules_of,
+    save_modules,
+)
 from tepo_core.objectives.methods import MiniBatchTotals, TokenBatch, resolve
 
 PROMPTS, RESPONSES = [[3, 4], [5]], [[6, 7, 8, 9], [10, 11]]
@@ -48,6 +57,15 @@ def test_modules_do_not_change_the_policy(model):
     add_modules(model, 3, seed=0)
     after, _, _ = sequence_logprobs(model, PROMPTS, RESPONSES, pad_id=0, temperature=1.0)
     assert torch.equal(before, after)
+
+
+def test_one_pass_gives_both(model):
+    add_modules(model, 2, seed=0)
+    logprobs_BT, entropy_BT, mask_BT, ahead_BTK = logprobs_and_ahead(model, PROMPTS, RESPONSES, 2, pad_id=0, temperature=0.7)
+    expected = sequence_logprobs(model, PROMPTS, RESPONSES, pad_id=0, temperature=0.7)
+    for found, wanted in zip((logprobs_BT, entropy_BT, mask_BT), expected, strict=True):
+        assert torch.equal(found, wanted)
+    assert torch.equal(ahead_BTK, ahead_logprobs(model, states(model), 2, temperature=0.7))
 
 
 def test_warm_up_teaches_the_modules_and_leaves_the_backbone_alone(model):

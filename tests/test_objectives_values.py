@@ -88,7 +88,7 @@ def test_value(name):
 
 
 def test_every_built_in_preset_has_a_hand_computed_value():
-    assert set(HAND) == set(PRESETS)
+    assert set(HAND) == {name for name, preset in PRESETS.items() if preset.status != "own"}
 
 
 @pytest.mark.parametrize(
