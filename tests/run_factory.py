@@ -39,9 +39,7 @@ class Truth:
     seed_shift: float = 0.02
 
     def reward(self, step: np.ndarray | float, shift: float) -> np.ndarray:
-        return np.clip(
-            self.start + shift + self.gain * (1 - np.exp(-np.asarray(step, dtype=float) / self.tau)), 0.0, 1.0
-        )
+        return np.clip(self.start + shift + self.gain * (1 - np.exp(-np.asarray(step, dtype=float) / self.tau)), 0.0, 1.0)
 
     def entropy(self, step: np.ndarray | float) -> np.ndarray:
         """Inverts the law whose reward goes from ``start`` at ``entropy_start`` towards ``start + gain`` at ``entropy_end``."""
@@ -64,17 +62,25 @@ DEFAULT = {
 def make_study(**changes) -> config.Study:
     """A small valid study; keyword arguments replace top-level groups (mappings are merged into the defaults)."""
     values = {
-        "profile": "quick", "tasks": ["facts"], "methods": ["grpo", "dapo", "tepo"], "seeds": [0, 1, 2],
-        "train": {"rollouts": 40, "validate_every": 5, "record_every": 10, "minibatches": 2, "epochs": 2, "prompts_per_rollout": 4,
-                  "group_size": 4},
+        "profile": "quick",
+        "tasks": ["facts"],
+        "methods": ["grpo", "dapo", "tepo"],
+        "seeds": [0, 1, 2],
+        "train": {
+            "rollouts": 40,
+            "validate_every": 5,
+            "record_every": 10,
+            "minibatches": 2,
+            "epochs": 2,
+            "prompts_per_rollout": 4,
+            "group_size": 4,
+        },
         "evaluate": {"splits": ["test", "long"], "samples": 4, "k": [1, 2, 4]},
         "data": {"test_size": 20, "long_size": 10},
         "analyse": {"bootstrap": 200},
-    }  # fmt: skip
+    }
     for key, value in changes.items():
-        values[key] = (
-            {**values[key], **value} if isinstance(values.get(key), dict) and isinstance(value, Mapping) else value
-        )
+        values[key] = {**values[key], **value} if isinstance(values.get(key), dict) and isinstance(value, Mapping) else value
     return config.parse_study(values)
 
 
@@ -101,9 +107,7 @@ def make_warmup(root: Path, study: config.Study, task: str, seed: int) -> Path:
     folder = run_record.run_folder(root, "warmup", task, seed)
     folder.mkdir(parents=True)
     run_record.write_json(folder / "config.json", run_record.run_config(study, "warmup", task, seed))
-    (folder / "metrics.jsonl").write_text(
-        run_record.metric_line("warmup", 1, {"loss": (2.0, 1.0)}, {}), encoding="utf-8"
-    )
+    (folder / "metrics.jsonl").write_text(run_record.metric_line("warmup", 1, {"loss": (2.0, 1.0)}, {}), encoding="utf-8")
     run_record.finish(folder)
     return folder
 
@@ -146,12 +150,17 @@ def _rollout_line(step: int, train: config.Train, truth: Truth, shift: float, rn
     entropy = float(truth.entropy(step - 1)) * (1 + shift)
     tokens = 20 * n
     sums = {
-        "reward": (reward * n, n), "correct": (reward * n, n), "format": (0.98 * n, n), "truncated": (0.01 * n, n), "length": (tokens, n),
-        "entropy": (entropy * tokens, tokens), "entropy_sampled": (entropy * tokens * 1.01, tokens),
+        "reward": (reward * n, n),
+        "correct": (reward * n, n),
+        "format": (0.98 * n, n),
+        "truncated": (0.01 * n, n),
+        "length": (tokens, n),
+        "entropy": (entropy * tokens, tokens),
+        "entropy_sampled": (entropy * tokens * 1.01, tokens),
         "zero_variance": (reward * train.prompts_per_rollout / 2, train.prompts_per_rollout),
         "all_correct": (reward * train.prompts_per_rollout / 3, train.prompts_per_rollout),
         "all_wrong": (reward * train.prompts_per_rollout / 6, train.prompts_per_rollout),
-    }  # fmt: skip
+    }
     values = {
         "prompts_sampled": train.prompts_per_rollout,
         "prompts_kept": train.prompts_per_rollout,
@@ -167,15 +176,24 @@ def _update_line(step: int, update: int, train: config.Train, truth: Truth, rng:
     moved = 0.0 if update == 1 else 1.0
     spread = 0.05 * moved
     sums = {
-        "entropy": (float(truth.entropy(step - 1) + change) * tokens, tokens), "entropy_change": (change * tokens, tokens),
-        "kl_old": (0.002 * moved * tokens, tokens), "log_ratio": (0.0, tokens), "abs_log_ratio": (spread * tokens, tokens),
-        "log_ratio_sq": (spread**2 * tokens, tokens), "ratio": (tokens, tokens), "ratio_sq": ((1 + spread**2) * tokens, tokens),
-        "clip": (truth.clip * moved * tokens, tokens), "clip_low": (truth.clip * moved * tokens / 4, tokens),
-        "clip_high": (truth.clip * moved * tokens * 3 / 4, tokens), "kl_penalty": (0.001 * moved * truth.mask * tokens, tokens),
-        "mask": (truth.mask * moved * tokens, tokens), "mask_kl": (0.001 * moved * truth.mask * tokens, truth.mask * moved * tokens),
-        "positive": (tokens / 2, tokens), "positive_entropy_fell": (truth.fell * moved * tokens / 2, tokens / 2 * moved),
+        "entropy": (float(truth.entropy(step - 1) + change) * tokens, tokens),
+        "entropy_change": (change * tokens, tokens),
+        "kl_old": (0.002 * moved * tokens, tokens),
+        "log_ratio": (0.0, tokens),
+        "abs_log_ratio": (spread * tokens, tokens),
+        "log_ratio_sq": (spread**2 * tokens, tokens),
+        "ratio": (tokens, tokens),
+        "ratio_sq": ((1 + spread**2) * tokens, tokens),
+        "clip": (truth.clip * moved * tokens, tokens),
+        "clip_low": (truth.clip * moved * tokens / 4, tokens),
+        "clip_high": (truth.clip * moved * tokens * 3 / 4, tokens),
+        "kl_penalty": (0.001 * moved * truth.mask * tokens, tokens),
+        "mask": (truth.mask * moved * tokens, tokens),
+        "mask_kl": (0.001 * moved * truth.mask * tokens, truth.mask * moved * tokens),
+        "positive": (tokens / 2, tokens),
+        "positive_entropy_fell": (truth.fell * moved * tokens / 2, tokens / 2 * moved),
         "covariance": (-change * 1e3 * tokens, tokens),
-    }  # fmt: skip
+    }
     total = 10.0
     for kind in KINDS:
         share = truth.decisive if kind == "decisive" else (1 - truth.decisive) / 3
@@ -237,11 +255,50 @@ def _records(
                 entropy = old * (0.9 if fell else 1.05)
                 logprob_old = -float(rng.exponential(old))
                 logprob = min(logprob_old + (0.05 if right else -0.05), -1e-4)
-                tokens.append((step, 4, response, f"p{response}", position, ord(text[0]) if text else 1, text, kind, logprob_old, logprob, old,
-                               entropy, float(np.exp(logprob - logprob_old)), 0.7 if right else -0.7, right and fell and truth.mask > 0,
-                               bool(rng.random() < truth.clip), abs(logprob) / 100, right, fact))  # fmt: skip
-    token_names = ["step", "update", "response", "prompt_id", "position", "token_id", "text", "kind", "logprob_old", "logprob", "entropy_old",
-                   "entropy", "ratio", "advantage", "mask", "clipped", "gradient", "correct", "fact"]  # fmt: skip
+                tokens.append(
+                    (
+                        step,
+                        4,
+                        response,
+                        f"p{response}",
+                        position,
+                        ord(text[0]) if text else 1,
+                        text,
+                        kind,
+                        logprob_old,
+                        logprob,
+                        old,
+                        entropy,
+                        float(np.exp(logprob - logprob_old)),
+                        0.7 if right else -0.7,
+                        right and fell and truth.mask > 0,
+                        bool(rng.random() < truth.clip),
+                        abs(logprob) / 100,
+                        right,
+                        fact,
+                    )
+                )
+    token_names = [
+        "step",
+        "update",
+        "response",
+        "prompt_id",
+        "position",
+        "token_id",
+        "text",
+        "kind",
+        "logprob_old",
+        "logprob",
+        "entropy_old",
+        "entropy",
+        "ratio",
+        "advantage",
+        "mask",
+        "clipped",
+        "gradient",
+        "correct",
+        "fact",
+    ]
     response_names = ["step", "response", "prompt_id", "prompt", "text", "reward", "outcome", "finish", "length"]
     return pd.DataFrame(tokens, columns=token_names), pd.DataFrame(responses, columns=response_names)
 
@@ -252,7 +309,11 @@ def _fact_records(task: str, seed: int, train: config.Train, truth: Truth, rng: 
     rows = []
     for step in range(0, train.rollouts + 1, train.validate_every or train.rollouts):
         for key, fact in sorted(plant_facts(task, seed).items()):
-            prob = 0.98 if not fact.bad else float(np.clip(fact.p_right + truth.gain * step / train.rollouts * (0.5 + 3 * fact.p_right), 0, 1))
+            prob = (
+                0.98
+                if not fact.bad
+                else float(np.clip(fact.p_right + truth.gain * step / train.rollouts * (0.5 + 3 * fact.p_right), 0, 1))
+            )
             rows.append((step, key, fact.bad, fact.p_right, prob, int(prob > 0.5)))
     return pd.DataFrame(rows, columns=["step", "fact", "bad", "p_right", "prob_right", "correct"])
 
@@ -273,10 +334,22 @@ def make_evaluation(
             draws = numpy_generator(task, method, seed, split, i)
             for sample in range(-1, study.evaluate.samples):
                 right = bool(draws.random() < chance)
-                rows.append({"split": split, "problem_id": f"{task}-s{seed}-{split}-{i:05d}", "sample": sample, "gold": "9", "finish": "stop",
-                             "outcome": "correct" if right else "wrong", "extracted": "9" if right else "1", "token_ids": [1, 2, 3], "length": 3,
-                             "text": "4+5=9\\boxed{9}" if right else "4+5=1\\boxed{1}", "logprob_sum": -1.0,
-                             "entropy_mean": float(truth.entropy(study.train.rollouts))})  # fmt: skip
+                rows.append(
+                    {
+                        "split": split,
+                        "problem_id": f"{task}-s{seed}-{split}-{i:05d}",
+                        "sample": sample,
+                        "gold": "9",
+                        "finish": "stop",
+                        "outcome": "correct" if right else "wrong",
+                        "extracted": "9" if right else "1",
+                        "token_ids": [1, 2, 3],
+                        "length": 3,
+                        "text": "4+5=9\\boxed{9}" if right else "4+5=1\\boxed{1}",
+                        "logprob_sum": -1.0,
+                        "entropy_mean": float(truth.entropy(study.train.rollouts)),
+                    }
+                )
     samples = pa.Table.from_pylist(rows, schema=evaluation.SCHEMA)
     summary = evaluation.summarise(samples, study.evaluate.k, {"temperature": study.evaluate.temperature})
     evaluation.write_evaluation(folder, samples, summary, run_record.run_config(study, "evaluate", task, seed, method))

@@ -11,7 +11,8 @@ import pytest
 from run_factory import Truth, make_evaluation, make_run, make_runs, make_study
 
 from tepo_core import run_record
-from tepo_core.analysis.runs import RunError, load_runs, parse_metrics, read_run
+from tepo_core.analysis.runs import load_runs, read_run
+from tepo_core.analysis.series import RunError, parse_metrics
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +179,10 @@ def test_steps_are_merged_by_summing_before_dividing(tmp_path: Path) -> None:
 def test_shares_of_tokens_count_the_responses_that_an_update_left_out(tmp_path: Path) -> None:
     """Responses without advantage need no forward pass for some methods; they are tokens all the same."""
     sums = {"clip": (10.0, 100.0), "kl_old": (1.0, 100.0), "computed": (100.0, 400.0)}
-    lines = [run_record.metric_line("rollout", 1, {"reward": (1, 4)}, {}), run_record.metric_line("update", 1, sums, {}, update=1)]
+    lines = [
+        run_record.metric_line("rollout", 1, {"reward": (1, 4)}, {}),
+        run_record.metric_line("update", 1, sums, {}, update=1),
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     _, update, _, _ = parse_metrics(tmp_path / "metrics.jsonl")
     assert update.mean("clip").tolist() == [10 / 400]

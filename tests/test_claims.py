@@ -20,19 +20,35 @@ ROOT = Path(__file__).parents[1]
 
 def claim(**changes) -> Claim:
     values = {
-        "id": "x", "title": "t", "source": "s", "where": "w", "statement": "c", "test": "difference", "metric": "curve_mean", "methods": ["tepo"],
-        "baselines": ["grpo"], "direction": "higher", "margin": 0.0, "profiles": ["quick"], "tells": "n",
-    }  # fmt: skip
+        "id": "x",
+        "title": "t",
+        "source": "s",
+        "where": "w",
+        "statement": "c",
+        "test": "difference",
+        "metric": "curve_mean",
+        "methods": ["tepo"],
+        "baselines": ["grpo"],
+        "direction": "higher",
+        "margin": 0.0,
+        "profiles": ["quick"],
+        "tells": "n",
+    }
     return Claim.model_validate({**values, **changes})
 
 
 @pytest.mark.parametrize(
     ("low", "high", "direction", "verdict"),
     [
-        (0.01, 0.2, "higher", "PASS"), (-0.2, -0.01, "higher", "FAIL"), (-0.1, 0.1, "higher", "INCONCLUSIVE"),
-        (0.01, 0.2, "lower", "FAIL"), (-0.2, -0.01, "lower", "PASS"), (0.0, 0.1, "higher", "INCONCLUSIVE"), (None, None, "higher", "INCONCLUSIVE"),
+        (0.01, 0.2, "higher", "PASS"),
+        (-0.2, -0.01, "higher", "FAIL"),
+        (-0.1, 0.1, "higher", "INCONCLUSIVE"),
+        (0.01, 0.2, "lower", "FAIL"),
+        (-0.2, -0.01, "lower", "PASS"),
+        (0.0, 0.1, "higher", "INCONCLUSIVE"),
+        (None, None, "higher", "INCONCLUSIVE"),
     ],
-)  # fmt: skip
+)
 def test_verdict_of_an_interval(low, high, direction: str, verdict: str) -> None:
     assert judge_interval(Interval(0.0, low, high, 3), 0.0, direction) == verdict
 
@@ -52,8 +68,21 @@ def test_the_file_of_claims_is_valid_and_names_what_exists() -> None:
     for c in claims:
         assert set(c.methods) | set(c.baselines) <= set(PRESETS) | variants | {"base"}, c.id
         assert c.metric is None or c.metric in METRICS
-    subjects = {"tepo-accuracy", "tepo-pass-at-k", "tepo-no-collapse", "tepo-half-the-time", "token-mean", "mask-against-none", "mask-against-all",
-                "mpo-over-grpo", "mpo-k5", "entropy-law", "clip-higher-entropy", "cov-entropy", "base-at-large-k"}  # fmt: skip
+    subjects = {
+        "tepo-accuracy",
+        "tepo-pass-at-k",
+        "tepo-no-collapse",
+        "tepo-half-the-time",
+        "token-mean",
+        "mask-against-none",
+        "mask-against-all",
+        "mpo-over-grpo",
+        "mpo-k5",
+        "entropy-law",
+        "clip-higher-entropy",
+        "cov-entropy",
+        "base-at-large-k",
+    }
     assert subjects <= {c.id for c in claims}
 
 
@@ -103,14 +132,15 @@ def known(tmp_path_factory: pytest.TempPathFactory):
     study = make_study(tasks=["noise"], methods=["grpo", "tepo", "dapo", "gspo"], train=train, seeds=[0, 1, 2, 3])
     noise = {"noise": 0.004}
     make_runs(
-        root, study,
+        root,
+        study,
         {
             "grpo": Truth(tau=20, entropy_start=0.4, entropy_end=0.05, **noise),
             "tepo": Truth(gain=0.6, tau=10, entropy_start=0.4, entropy_end=0.25, **noise),
             "dapo": Truth(gain=0.3, tau=20, **noise),
             "gspo": Truth(tau=20, **noise),
         },
-    )  # fmt: skip
+    )
     runs = load_runs(study, root)
     return runs, run_table(runs, study), study
 

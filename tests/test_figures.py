@@ -36,7 +36,9 @@ def test_every_preset_has_a_look_and_no_two_are_alike() -> None:
 
 
 def test_variants_and_imports_keep_the_colour_of_their_preset() -> None:
-    looks = looks_for(["tepo", "tepo_b", "tepo_c", "tepo@verl", "mine"], {"tepo_b": "tepo", "tepo_c": "tepo", "tepo@verl": "tepo"})
+    looks = looks_for(
+        ["tepo", "tepo_b", "tepo_c", "tepo@verl", "mine"], {"tepo_b": "tepo", "tepo_c": "tepo", "tepo@verl": "tepo"}
+    )
     assert len({looks[m].colour for m in ("tepo", "tepo_b", "tepo_c", "tepo@verl")}) == 1
     assert len({looks[m].marker for m in looks}) == len(looks)
     assert looks_for(["dapo", "tepo"])["tepo"] == looks_for(["tepo"])["tepo"]  # fixed, whatever else is in the study
@@ -82,7 +84,10 @@ def test_inlined_svg_has_its_own_ids_and_the_pages_ink() -> None:
 
 
 def test_words_for_trends() -> None:
-    assert trend({"a": (0.2, 0.8), "b": (0.5, 0.501), "c": (1.0, 0.1)}, 1) == "a rises to 0.8 from 0.2; b stays near 0.5 from 0.5; c falls to 0.1 from 1.0"
+    assert (
+        trend({"a": (0.2, 0.8), "b": (0.5, 0.501), "c": (1.0, 0.1)}, 1)
+        == "a rises to 0.8 from 0.2; b stays near 0.5 from 0.5; c falls to 0.1 from 1.0"
+    )
     assert ranked({"a": 1.0, "b": 3.0, "c": 2.0}, 0) == "highest b (3), lowest a (1)"
     assert trend({}) == ranked({}) == "nothing was measured"
 

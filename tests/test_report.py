@@ -23,26 +23,35 @@ from tepo_core.report.tables import Cell, interval_cell, number_cell
 from tepo_core.report.tokens import shade, token_view
 
 ROOT = Path(__file__).parents[1]
-FIGURES = ["final_accuracy", "learning_curves", "credit"]
+FIGURES = ["final_accuracy", "learning_curves", "sensitivity"]
 
 
 @pytest.fixture(scope="module")
 def study():
     return make_study(
-        methods=["grpo", "tepo_kl", "tepo_kl_all"], seeds=[0, 1], train={"rollouts": 20},
+        methods=["grpo", "tepo_kl", "tepo_kl_all"],
+        seeds=[0, 1],
+        train={"rollouts": 20},
         variants={"tepo_kl_all": {"preset": "tepo_kl", "kl": {"mask": "all"}, "entropy_test": None}},
-    )  # fmt: skip
+    )
 
 
 def make_notebook(path: Path, name: str) -> None:
     cells = [
         nbformat.v4.new_markdown_cell(f"# Train\n\n## {name} results\n\nSome $x^2$.", id="cell-00"),
-        nbformat.v4.new_code_cell("print('hello')", id="cell-01", outputs=[nbformat.v4.new_output("stream", name="stdout", text="hello\n")]),
         nbformat.v4.new_code_cell(
-            "frame", id="cell-02",
-            outputs=[nbformat.v4.new_output("display_data", data={"text/html": "<table><tr><td>7</td></tr></table><script>alert(1)</script>"})],
+            "print('hello')", id="cell-01", outputs=[nbformat.v4.new_output("stream", name="stdout", text="hello\n")]
         ),
-    ]  # fmt: skip
+        nbformat.v4.new_code_cell(
+            "frame",
+            id="cell-02",
+            outputs=[
+                nbformat.v4.new_output(
+                    "display_data", data={"text/html": "<table><tr><td>7</td></tr></table><script>alert(1)</script>"}
+                )
+            ],
+        ),
+    ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
 
 
@@ -133,7 +142,10 @@ def test_figures_are_labelled_in_words(html: str, root: Path) -> None:
 
 
 def test_answer_comes_before_everything_else(html: str) -> None:
-    order = [html.index(f'<section id="{name}"') for name in ("answer", "claims", "figures", "tokens", "tables", "methods", "provenance")]
+    order = [
+        html.index(f'<section id="{name}"')
+        for name in ("answer", "claims", "figures", "tokens", "tables", "methods", "provenance")
+    ]
     assert order == sorted(order)
     assert "On facts, tepo_kl " in html[order[0] : order[1]]
     assert "profile: quick" in html and "not evidence" in html[: order[0]]
@@ -149,7 +161,9 @@ def without_provenance(text: str) -> str:
     return parts[0] + parts[2]
 
 
-def test_equal_runs_give_equal_bytes_provenance_aside(root: Path, study, report, html: str, tmp_path: Path, monkeypatch) -> None:
+def test_equal_runs_give_equal_bytes_provenance_aside(
+    root: Path, study, report, html: str, tmp_path: Path, monkeypatch
+) -> None:
     import tepo_core.report.build as build
 
     monkeypatch.setattr(build, "collect", lambda *_: {"git": {"revision": "another", "dirty": True}})
@@ -201,6 +215,7 @@ def test_an_analysis_of_another_study_is_refused(root: Path, study) -> None:
 def test_sensitivity_section_compares_variants_with_their_preset(html: str) -> None:
     part = html[html.index('id="sensitivity"') : html.index('<section id="methods"')]
     assert "Choices in tepo_kl" in part and "tepo_kl_all" in part and "{kl: {mask: all}, entropy_test: null}" in part
+    assert part.count("<figure") == 1 and "Choices that the papers leave open" in part
 
 
 def test_settings_show_every_parameter(html: str, study) -> None:
@@ -248,7 +263,12 @@ def test_provenance(root: Path, study, html: str) -> None:
 
 def test_git_state_ignores_what_the_pipeline_writes(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
-        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *arguments], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *arguments],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
 
     assert git_state(tmp_path / "none") == {"revision": None, "dirty": None, "changed": []}
     git("init", "-q")
@@ -279,9 +299,19 @@ def test_shaded_response() -> None:
     import pandas as pd
 
     frame = pd.DataFrame(
-        {"position": [1, 0], "text": ["<b>", "6"], "kind": ["digit", None], "entropy": [0.2, 0.1], "entropy_old": [0.4, 0.1], "ratio": [1.5, 0.5],
-         "advantage": [1.0, 1.0], "mask": [True, False], "clipped": [False, False], "gradient": [0.1, 0.2]}
-    )  # fmt: skip
+        {
+            "position": [1, 0],
+            "text": ["<b>", "6"],
+            "kind": ["digit", None],
+            "entropy": [0.2, 0.1],
+            "entropy_old": [0.4, 0.1],
+            "ratio": [1.5, 0.5],
+            "advantage": [1.0, 1.0],
+            "mask": [True, False],
+            "clipped": [False, False],
+            "gradient": [0.1, 0.2],
+        }
+    )
     text = shade(frame, "ratio")
     assert text.index(">6<") < text.index("&lt;b&gt;") and "<b>" not in text
     assert "rgba(0,114,178,0.750)" in text and "rgba(213,94,0,0.750)" in text  # below 1 blue, above 1 orange
@@ -302,5 +332,7 @@ def test_cells() -> None:
 def test_equations_become_mathml() -> None:
     assert mathml(r"\frac{1}{N}\sum_i s_i A_i").startswith("<math") and "\n" not in mathml("a+b")
     assert list(flatten({"clip": [0.2, 0.28], "kl": {"beta": 0.1, "mask": "tepo"}, "p": None})) == [
-        ("clip", "[0.2, 0.28]"), ("kl.beta", "0.1"), ("kl.mask", "tepo"),
-    ]  # fmt: skip
+        ("clip", "[0.2, 0.28]"),
+        ("kl.beta", "0.1"),
+        ("kl.mask", "tepo"),
+    ]

@@ -62,7 +62,7 @@ def test_entropy_collapse_says_when_and_at_which_reward() -> None:
 def test_reward_collapse_needs_the_stated_share() -> None:
     flat = [1.0] * 5
     assert find_collapse(range(1, 6), flat, [0.2, 0.8, 0.6, 0.5, 0.41], **RULE) is None
-    assert find_collapse(range(1, 6), flat, [0.25, 0.75, 0.5, 0.375, 0.125], **RULE) == Collapse("reward", 4, 0.375)
+    assert find_collapse(range(1, 6), flat, [0.25, 0.75, 0.5, 0.25, 0.125], **RULE) == Collapse("reward", 4, 0.25)
 
 
 def test_one_noisy_rollout_is_no_collapse() -> None:
@@ -71,7 +71,7 @@ def test_one_noisy_rollout_is_no_collapse() -> None:
     assert find_collapse(range(20), [1.0] * 20, reward, entropy_share=0.1, reward_share=0.5, window=5) is None
     reward[10:18] = [0.1] * 8
     found = find_collapse(range(20), [1.0] * 20, reward, entropy_share=0.1, reward_share=0.5, window=5)
-    # the mean of five falls to 0.8 - 0.14 k; half of 0.8 is passed at k = 3, the third low rollout
+    # the mean of five is 0.8 - 0.14 k after k low rollouts; it is below half of 0.8 from k = 3 on
     assert found.kind == "reward" and found.step == 12
 
 

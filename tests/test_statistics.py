@@ -50,7 +50,8 @@ def test_interval_is_cut_at_what_a_share_can_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"), [([0.5], "one seed"), ([0.5, 0.5, 0.5], "no variation between seeds"), ([], "no value"), ([float("nan"), 0.4], "one seed")]
+    ("values", "reason"),
+    [([0.5], "one seed"), ([0.5, 0.5, 0.5], "no variation between seeds"), ([], "no value"), ([float("nan"), 0.4], "one seed")],
 )
 def test_no_interval_where_none_can_be_given(values: list[float], reason: str) -> None:
     found = seed_interval(values, 0.95)
@@ -232,5 +233,7 @@ def test_time_ratio_with_censored_runs() -> None:
     assert (found.pairs, found.censored_first, found.censored_second) == (2, 1, 2)
     nothing = time_ratio([never], [never], 100, 0.95)
     assert nothing.interval.estimate is None and "no run" in nothing.interval.reason
-    early = time_ratio([TimeToTarget(30, False)], [soon], 100, 0.95)  # stopped at 30: it never got there, so it counts to the end
+    early = time_ratio(
+        [TimeToTarget(30, False)], [soon], 100, 0.95
+    )  # stopped at 30: it never got there, so it counts to the end
     assert early.interval.estimate == pytest.approx(4.0)

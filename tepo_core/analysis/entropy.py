@@ -164,9 +164,7 @@ def fell_by_surprise(tokens: pd.DataFrame, groups: Sequence[str]) -> pd.DataFram
     tokens, fell."""
     table = with_changes(tokens)
     table = table[(table["advantage"] > 0) & (table["logprob"] != table["logprob_old"])]
-    table = table.assign(
-        bin=np.digitize(table["surprise"], SURPRISE_EDGES[1:-1]), fell=table["entropy_change"] < 0, tokens=1
-    )
+    table = table.assign(bin=np.digitize(table["surprise"], SURPRISE_EDGES[1:-1]), fell=table["entropy_change"] < 0, tokens=1)
     return (
         table.groupby([*groups, "bin"], observed=True, sort=True)
         .agg(surprise=("surprise", "mean"), tokens=("tokens", "sum"), fell=("fell", "mean"))

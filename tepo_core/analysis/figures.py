@@ -31,6 +31,7 @@ FIGURES: dict[str, Callable[[Book, str], Drawing | None]] = {
     "credit": mechanism.credit,
     "surprise": mechanism.surprise,
     "facts": mechanism.facts,
+    "sensitivity": mechanism.sensitivity,
 }
 """In the order of the report. Each draws one task, or returns ``None`` where the runs hold nothing to draw."""
 
@@ -57,10 +58,15 @@ def draw_all(book: Book, out: Path, names: Iterable[str]) -> list[dict]:
             (out / f"{file}.png").write_bytes(png)
             described.append(
                 {
-                    "name": name, "task": task, "file": file, "title": drawing.title, "caption": drawing.caption, "alt": drawing.alt,
+                    "name": name,
+                    "task": task,
+                    "file": file,
+                    "title": drawing.title,
+                    "caption": drawing.caption,
+                    "alt": drawing.alt,
                     "command": f"python -m tepo_core.analysis.figures {name}",
                 }
-            )  # fmt: skip
+            )
     return described
 
 

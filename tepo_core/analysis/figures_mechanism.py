@@ -65,7 +65,7 @@ def stability(book: Book, task: str) -> Drawing | None:
 
 def ratio_and_clip(book: Book, task: str) -> Drawing | None:
     """Spread of the importance ratio, share of clipped tokens, and KL to the sampling policy, along training."""
-    methods = book.trained(task)
+    methods = book.overlaid(task)
     if not methods:
         return None
     figure, axes = panels(1, 3, height=3.3)
@@ -98,7 +98,7 @@ def from_zero(axis) -> None:
 def mask(book: Book, task: str) -> Drawing | None:
     """What TEPO's mask does: tokens in it, KL charged on them, and the premise that A>0 tokens lose entropy."""
     methods = book.trained(task)
-    masked = [m for m in methods if np.nansum(book.seeds(task, m, "mask")) > 0]
+    masked = [m for m in book.overlaid(task) if np.nansum(book.seeds(task, m, "mask")) > 0]
     measured = [m for m in methods if len(book.seeds(task, m, "fell"))]
     if not measured:
         return None
@@ -175,14 +175,12 @@ def surprise(book: Book, task: str) -> Drawing | None:
     if table is None or not len(table[table["task"] == task]):
         return None
     table = table[(table["task"] == task) & (table["tokens"] >= 20)]
-    methods = [m for m in book.methods if m in set(table["method"])]
+    methods = [m for m in book.overlaid(task) if m in set(table["method"])]
     figure, (axis,) = panels(1, 1, width=6.4, height=3.6)
     ends = {}
     for method in methods:
         rows, look = table[table["method"] == method], book.looks[method]
-        axis.plot(
-            rows["surprise"], rows["fell"], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4
-        )
+        axis.plot(rows["surprise"], rows["fell"], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4)
         if len(rows):
             ends[method] = (float(rows["fell"].iloc[0]), float(rows["fell"].iloc[-1]))
     zero_line(axis, 1.0, vertical=False)
@@ -202,7 +200,7 @@ def surprise(book: Book, task: str) -> Drawing | None:
 
 def facts(book: Book, task: str) -> Drawing | None:
     """Planted wrong facts corrected along training, and gradient weight on decisive tokens against the time to half of them."""
-    methods = [m for m in book.trained(task) if len(book.curve(task, m, "validation", "fact_correct")[0])]
+    methods = [m for m in book.overlaid(task) if len(book.curve(task, m, "validation", "fact_correct")[0])]
     if not methods:
         return None
     figure, axes = panels(1, 2, height=3.4)
@@ -235,25 +233,40 @@ def facts(book: Book, task: str) -> Drawing | None:
         figure,
         "Which wrong facts get corrected",
         "Left: share of the planted wrong facts that the greedy policy answers rightly when asked one step. Right: "
-        "one point a run."
-        + note,
+        "one point a run." + note,
         f"Facts corrected: {trend(ends, 2)}.{note}",
     )
 
 
-def forest(book: Book, task: str, metric: str, methods: list[str], against: str) -> Drawing | None:
-    """Paired differences of some methods from one, as rows with intervals; used for the sensitivity section."""
-    found = {m: book.pair(task, m, against, metric) for m in methods}
-    found = {m: row for m, row in found.items() if row is not None}
-    if not found:
+SENSITIVITY = ("accuracy", "curve_mean", "entropy_kept")
+
+
+def sensitivity(book: Book, task: str) -> Drawing | None:
+    """What each choice that a paper leaves open changes: every variant minus its preset."""
+    variants = book.variants(task)
+    if not variants:
         return None
-    figure, (axis,) = panels(1, 1, width=7.0, height=0.9 + 0.3 * len(found))
-    for row, (method, pair) in enumerate(found.items()):
-        draw_interval(axis, row, pair, book.looks[method])
-    finish_rows(axis, list(found))
-    zero_line(axis)
-    axis.set_xlabel(f"{label(metric)}: difference from {against}")
-    means = {m: float(row["estimate"]) for m, row in found.items()}
+    figure, axes = panels(1, len(SENSITIVITY), height=1.0 + 0.26 * len(variants))
+    means: dict[str, dict[str, float]] = {}
+    for i, (axis, metric) in enumerate(zip(axes, SENSITIVITY, strict=True)):
+        means[metric] = {}
+        for row, method in enumerate(variants):
+            found = book.pair(task, method, book.presets[method], metric)
+            if found is not None:
+                draw_interval(axis, row, found, book.looks[method])
+                means[metric][method] = float(found["estimate"])
+        finish_rows(axis, variants, labels=i == 0)
+        for row in range(1, len(variants)):
+            if book.presets[variants[row]] != book.presets[variants[row - 1]]:
+                axis.axhline(row - 0.5, color=FAINT, linewidth=0.7)
+        zero_line(axis)
+        axis.set_title(label(metric))
+    figure.supxlabel("variant minus its preset", fontsize=9)
     return Drawing(
-        figure, f"Differences from {against}", "Paired by seed, with t intervals.", f"Differences: {ranked(means)}."
+        figure,
+        "Choices that the papers leave open",
+        "Each row changes one choice of its preset; differences are paired by seed, with t intervals. "
+        "What crosses the line cannot be told "
+        "the line cannot be told from no effect.",
+        f"Differences in accuracy: {ranked(means['accuracy'])}. In entropy kept: {ranked(means['entropy_kept'])}.",
     )

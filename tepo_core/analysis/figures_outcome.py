@@ -29,7 +29,7 @@ from tepo_core.analysis.style import FAINT, panels
 
 def learning_curves(book: Book, task: str) -> Drawing | None:
     """Training reward, held-out accuracy and entropy against rollouts, all methods in one picture each."""
-    methods = book.trained(task)
+    methods = book.overlaid(task)
     if not methods:
         return None
     figure, axes = panels(1, 3, height=3.3)
@@ -38,9 +38,7 @@ def learning_curves(book: Book, task: str) -> Drawing | None:
     accuracy = draw_curves(axes[1], book, task, "validation", held, methods)
     entropy = draw_curves(axes[2], book, task, "rollout", "entropy", methods, smooth=5)
     axes[0].set(title="training reward", xlabel="rollout", ylabel="mean reward, 5 rollouts", ylim=(0, 1))
-    axes[1].set(
-        title=f"held-out accuracy ({'greedy' if held == 'greedy' else 'sampled'})", xlabel="rollout", ylim=(0, 1)
-    )
+    axes[1].set(title=f"held-out accuracy ({'greedy' if held == 'greedy' else 'sampled'})", xlabel="rollout", ylim=(0, 1))
     axes[2].set(title=f"entropy at T = {book.study.train.temperature:g}", xlabel="rollout", ylabel="nats per token")
     if all(last > 0 for _, last in entropy.values()):
         log_scale(axes[2])
@@ -59,9 +57,7 @@ def log_scale(axis) -> None:
     """A logarithmic y axis with plain numbers at 1, 2 and 5."""
     axis.set_yscale("log")
     low, high = axis.get_ylim()
-    ticks = [
-        m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in (1, 2, 5)
-    ]
+    ticks = [m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in (1, 2, 5)]
     axis.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
     axis.yaxis.set_minor_locator(NullLocator())
     formatter = ScalarFormatter()
@@ -136,9 +132,7 @@ def entropy_law(book: Book, task: str) -> Drawing | None:
             if law is not None:
                 grid = np.linspace(0, np.nanmax(h), 60)
                 axis.plot(grid, law.predict(grid), color=look.colour, linewidth=1.1)
-                axis.plot(
-                    [0], [law.ceiling], marker=look.marker, color=look.colour, markersize=4.5, clip_on=law.ceiling > 1.4
-                )
+                axis.plot([0], [law.ceiling], marker=look.marker, color=look.colour, markersize=4.5, clip_on=law.ceiling > 1.4)
         r2, ceiling = book.level(task, method, "law_r2"), book.level(task, method, "law_ceiling")
         fits[method] = float(r2["estimate"])
         axis.set_title(method, color=look.colour, weight="bold")
@@ -166,7 +160,8 @@ def pass_at_k(book: Book, task: str) -> Drawing | None:
     splits = list(dict.fromkeys(table["split"]))[:3]
     if not splits:
         return None
-    methods = [m for m in with_base(book.methods) if m in set(table["method"])]
+    variants = set(book.trained(task)) - set(book.overlaid(task))
+    methods = [m for m in with_base(book.methods) if m in set(table["method"]) and m not in variants]
     figure, axes = panels(1, len(splits), height=3.3, width=9.6 if len(splits) > 1 else 5.6, sharey=True)
     last: dict[str, float] = {}
     for axis, split in zip(axes, splits, strict=True):
@@ -261,23 +256,17 @@ def rollouts_to_target(book: Book, task: str) -> Drawing | None:
         steps = mine["steps_to_target"].to_numpy(dtype=float)
         missed = int((mine["reached"] == 0).sum())
         hit = steps[np.isfinite(steps)]
-        axes[0].plot(
-            hit, np.full(len(hit), row + 0.15), "o", markerfacecolor="none", markeredgecolor=look.colour, markersize=4
-        )
+        axes[0].plot(hit, np.full(len(hit), row + 0.15), "o", markerfacecolor="none", markeredgecolor=look.colour, markersize=4)
         for i in range(missed):
             axes[0].plot([end], [row + 0.15 - 0.12 * i], marker=">", color=look.colour, markersize=5, clip_on=False)
         means[method] = float(table.loc[method, "mean_restricted"])
         axes[0].plot([means[method]], [row - 0.12], marker=look.marker, color=look.colour, markersize=6)
         if np.isfinite(table.loc[method, "own_ratio"]):
-            found = table.loc[method, ["own_ratio", "own_ratio_low", "own_ratio_high"]].set_axis(
-                ["estimate", "low", "high"]
-            )
+            found = table.loc[method, ["own_ratio", "own_ratio_low", "own_ratio_high"]].set_axis(["estimate", "low", "high"])
             draw_interval(axes[1], row, found, look)
     finish_rows(axes[0], methods)
     finish_rows(axes[1], methods, labels=False)
-    axes[0].set(
-        title=f"rollouts to held-out accuracy {table['target'].iloc[0]:g}", xlim=(0, end * 1.04), xlabel="rollouts"
-    )
+    axes[0].set(title=f"rollouts to held-out accuracy {table['target'].iloc[0]:g}", xlim=(0, end * 1.04), xlabel="rollouts")
     axes[1].set_xscale("log", base=2)
     low, high = axes[1].get_xlim()
     low, high = max(min(low, 0.45), 1 / 64), min(max(high, 2.2), 64)
@@ -286,9 +275,7 @@ def rollouts_to_target(book: Book, task: str) -> Drawing | None:
     axes[1].set_xticks(ticks, [f"{t:g}" if t >= 1 else f"1/{round(1 / t)}" for t in ticks])
     axes[1].xaxis.set_minor_locator(NullLocator())
     zero_line(axes[1], 1.0)
-    axes[1].set(
-        title=f"time to where {book.reference} ended, over {book.reference}'s", xlabel="ratio (left of 1: sooner)"
-    )
+    axes[1].set(title=f"time to where {book.reference} ended, over {book.reference}'s", xlabel="ratio (left of 1: sooner)")
     reached = {m: float(table.loc[m, "reached"]) for m in methods}
     return Drawing(
         figure,

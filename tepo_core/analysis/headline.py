@@ -81,9 +81,7 @@ def answer(book: Book) -> list[str]:
     rests on."""
     out = []
     reference = book.reference
-    subjects = [m for m in ("tepo", "tepo_kl", "mpo") if m in book.methods] or [
-        m for m in book.methods if m != reference
-    ]
+    subjects = [m for m in ("tepo", "tepo_kl", "mpo") if m in book.methods] or [m for m in book.methods if m != reference]
     for task in book.tasks:
         for method in subjects:
             found = book.pair(task, method, reference, "accuracy") if reference else None

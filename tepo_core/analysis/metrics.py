@@ -40,7 +40,13 @@ def _all() -> list[Metric]:
     corrected = "share of the planted wrong facts that the policy answers rightly at the end"
     kept = "share of the facts that were right in the warm-up and still are at the end"
     rows = [
-        ("accuracy", "accuracy", "share of sampled answers that are right, held-out problems (avg@n, which is pass@1)", 1, True),
+        (
+            "accuracy",
+            "accuracy",
+            "share of sampled answers that are right, held-out problems (avg@n, which is pass@1)",
+            1,
+            True,
+        ),
         ("greedy", "greedy accuracy", "share of greedy answers that are right on held-out problems", 1, True),
         ("pass_max", "pass@k, largest k", "unbiased pass@k at the largest k of the profile", 1, True),
         ("long_accuracy", "accuracy, longer", "accuracy on chains longer than any that RL saw", 1, True),

@@ -20,6 +20,9 @@ from tepo_core.analysis.style import FAINT, INK, Look, looks_for
 from tepo_core.analysis.tables import reference_method
 from tepo_core.config import Study
 
+MOST_LINES = 10
+"""Curves in one picture, beyond which variants are left to the sensitivity figure."""
+
 
 @dataclass
 class Book:
@@ -58,6 +61,17 @@ class Book:
     def trained(self, task: str) -> list[str]:
         """Methods with at least one training run on the task."""
         return [m for m in self.methods if (task, "rollout", "reward", m) in self._curves]
+
+    def variants(self, task: str) -> list[str]:
+        """Trained methods that vary a preset which was trained too, grouped by preset."""
+        trained = self.trained(task)
+        found = [m for m in trained if m in self.study.variants and self.presets.get(m, m) in trained and self.presets[m] != m]
+        return sorted(found, key=lambda m: (trained.index(self.presets[m]), trained.index(m)))
+
+    def overlaid(self, task: str) -> list[str]:
+        """Methods whose curves share one picture: all of them, or, where they are more than ten, without the variants."""
+        trained, variants = self.trained(task), self.variants(task)
+        return [m for m in trained if m not in variants] if len(trained) > MOST_LINES and variants else trained
 
     def seeds(self, task: str, method: str, metric: str) -> np.ndarray:
         """A run-level metric, one value a seed, finite ones."""
@@ -132,9 +146,16 @@ def draw_curves(
         mean, low, high = span(values)
         every = max(1, len(steps) // 8)
         axis.plot(
-            steps, mean, color=look.colour, linestyle=look.dash, marker=look.marker, markevery=(every // 2, every), markersize=4,
-            label=method, zorder=3,
-        )  # fmt: skip
+            steps,
+            mean,
+            color=look.colour,
+            linestyle=look.dash,
+            marker=look.marker,
+            markevery=(every // 2, every),
+            markersize=4,
+            label=method,
+            zorder=3,
+        )
         if band and len(values) > 1:
             axis.fill_between(steps, low, high, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
         finite = mean[np.isfinite(mean)]
@@ -147,9 +168,7 @@ def legend_below(figure: Figure, book: Book, methods: Sequence[str], columns: in
     handles = []
     for method in methods:
         look = book.looks[method]
-        handles.append(
-            Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, label=method)
-        )
+        handles.append(Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, label=method))
     if handles:
         columns = min(columns, len(handles), max(1, int(figure.get_figwidth() / 1.15)))
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3)
@@ -167,9 +186,7 @@ def draw_rows(
         values = book.seeds(task, method, metric)
         found = book.level(task, method, metric)
         if found is None or not len(values):
-            axis.text(
-                0.02, row, "not measured", transform=axis.get_yaxis_transform(), va="center", fontsize=7, color=FAINT
-            )
+            axis.text(0.02, row, "not measured", transform=axis.get_yaxis_transform(), va="center", fontsize=7, color=FAINT)
             continue
         axis.plot(
             values,
@@ -189,9 +206,7 @@ def draw_rows(
 def draw_interval(axis: Axes, row: float, found: pd.Series, look: Look) -> None:
     """A filled point at the estimate and, where there is an interval, its bar."""
     if pd.notna(found["low"]) and pd.notna(found["high"]):
-        axis.plot(
-            [found["low"], found["high"]], [row, row], color=look.colour, linewidth=2.2, solid_capstyle="butt", zorder=3
-        )
+        axis.plot([found["low"], found["high"]], [row, row], color=look.colour, linewidth=2.2, solid_capstyle="butt", zorder=3)
     marker = look.marker if look.marker != "|" else "s"
     axis.plot(
         [found["estimate"]],
@@ -234,9 +249,7 @@ def trend(ends: dict[str, tuple[float, float]], digits: int = 3) -> str:
     for method, (first, last) in ends.items():
         moved = abs(last - first)
         word = (
-            "stays near"
-            if moved <= 0.02 * max(abs(first), abs(last), 1e-12)
-            else ("rises to" if last > first else "falls to")
+            "stays near" if moved <= 0.02 * max(abs(first), abs(last), 1e-12) else ("rises to" if last > first else "falls to")
         )
         parts.append(f"{method} {word} {last:.{digits}f} from {first:.{digits}f}")
     return "; ".join(parts) if parts else "nothing was measured"

@@ -77,16 +77,14 @@ def analyse(study: Study, root: Path, out: Path | None = None, figures: Sequence
     runs = load_runs(study, root)
     if not runs.runs and not runs.evaluations:
         lines = "\n".join(f"  {f.path}: {f.reason}" for f in runs.findings[:10])
-        raise ConfigError(
-            f"{root / 'runs'}: no run that params.yaml declares can be used; run 'dvc repro' first\n{lines}"
-        )
+        raise ConfigError(f"{root / 'runs'}: no run that params.yaml declares can be used; run 'dvc repro' first\n{lines}")
     table = run_table(runs, study)
-    confidence = study.analyse.confidence
+    confidence, presets = study.analyse.confidence, presets_of(runs, study)
     tables = {
         "runs": table,
         "curves": tab.curves_table(runs),
         "methods": tab.methods_table(table, runs, confidence),
-        "pairs": tab.pairs_table(table, runs, confidence),
+        "pairs": tab.pairs_table(table, runs, confidence, presets),
         "evaluation": tab.evaluation_table(runs, study),
         "times": tab.times_table(runs, study),
         "reliability": tab.reliability_table(table, runs, study),
@@ -95,7 +93,7 @@ def analyse(study: Study, root: Path, out: Path | None = None, figures: Sequence
     }
     verdicts = judge(claims, table, runs, study)
     tables["claims"] = claims_table(verdicts)
-    book = Book(study, runs.tasks, runs.methods, tables, presets_of(runs, study))
+    book = Book(study, runs.tasks, runs.methods, tables, presets)
     headline = headline_table(book)
     for name in (
         "figures",
@@ -185,9 +183,7 @@ def metrics_of(headline: pd.DataFrame, verdicts: list[Verdict], runs: RunSet) ->
     ]
     numbers: dict[str, dict] = {}
     for row in headline.to_dict("records"):
-        values = {
-            c: round(float(row[c]), 6) for c in columns if c in row and row[c] is not None and not pd.isna(row[c])
-        }
+        values = {c: round(float(row[c]), 6) for c in columns if c in row and row[c] is not None and not pd.isna(row[c])}
         numbers.setdefault(row["task"], {})[row["method"]] = values
     counts: dict[str, int] = {}
     for v in verdicts:

@@ -95,7 +95,7 @@ def find_collapse(
     """The rule for "collapsed", on trailing means over ``window`` rollouts.
 
     entropy   below ``entropy_share`` of its start (the mean of the first ``window`` rollouts)
-    reward    fallen from its highest earlier value by at least ``reward_share`` of that value
+    reward    below ``reward_share`` of its highest earlier value
     Whichever comes first; at one and the same step the reward decides, since it is the loss that matters. A run may "collapse"
     in entropy because it has solved its task: the reward at that step is part of the answer. ``None``: neither happened."""
     smooth_entropy, smooth_reward = trailing_mean(entropy, window), trailing_mean(reward, window)
@@ -104,7 +104,7 @@ def find_collapse(
     start = smooth_entropy[min(window, len(smooth_entropy)) - 1]
     peak = np.fmax.accumulate(smooth_reward)
     with np.errstate(invalid="ignore"):
-        fallen = (peak > 0) & (smooth_reward <= peak * (1 - reward_share))
+        fallen = (peak > 0) & (smooth_reward < reward_share * peak)
         low = smooth_entropy < entropy_share * start
     for i, step in enumerate(steps):
         if i + 1 < window:

@@ -205,9 +205,7 @@ def paired_improvement(differences: Sequence[float]) -> float | None:
     return float(((array > 0) + 0.5 * (array == 0)).mean()) if len(array) else None
 
 
-def seeds_needed(
-    differences: Sequence[float], *, confidence: float, power: float = 0.8, most: int = 1000
-) -> int | None:
+def seeds_needed(differences: Sequence[float], *, confidence: float, power: float = 0.8, most: int = 1000) -> int | None:
     """Fewest seeds with which a paired t test would find a true difference of the observed size with the given power.
 
     Solves n >= ((t_{1-alpha/2,n-1} + t_{power,n-1}) s / d)^2. ``None`` with fewer than two seeds, a difference of 0, or more
@@ -288,9 +286,7 @@ class TimeRatio:
     pairs: int
 
 
-def time_ratio(
-    first: Sequence[TimeToTarget], second: Sequence[TimeToTarget], horizon: float, confidence: float
-) -> TimeRatio:
+def time_ratio(first: Sequence[TimeToTarget], second: Sequence[TimeToTarget], horizon: float, confidence: float) -> TimeRatio:
     """Geometric mean over seeds of the ratio of restricted times, min(T, horizon), with a t interval on the log scale.
 
     A run that never reaches the target enters with the horizon, which pulls the ratio towards 1: with censoring the ratio

@@ -26,12 +26,35 @@ EVIDENCE = ("full", "gpu-1.5b", "paper-7b")
 
 SOLID, DASH, DOT, DASHDOT, LONG = "solid", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2))
 RC = {
-    "svg.hashsalt": "tepo-study", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 9.5,
-    "axes.labelsize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8, "axes.edgecolor": INK, "axes.labelcolor": INK,
-    "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
-    "axes.grid": True, "grid.color": FAINT, "grid.alpha": 0.25, "grid.linewidth": 0.6, "lines.linewidth": 1.6, "legend.frameon": False,
-    "axes.titlelocation": "left", "figure.facecolor": "white", "axes.facecolor": "none", "savefig.facecolor": "white", "path.simplify": True,
-}  # fmt: skip
+    "svg.hashsalt": "tepo-study",
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "grid.color": FAINT,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "axes.titlelocation": "left",
+    "figure.facecolor": "white",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "white",
+    "path.simplify": True,
+}
 
 
 @dataclass(frozen=True)
@@ -108,9 +131,19 @@ def stamp(figure: Figure, study: Study) -> None:
         figure.text(0.999, 0.001, label, ha="right", va="bottom", fontsize=7, color=FAINT, in_layout=False)
         if study.report.watermark and not is_evidence(study):
             figure.text(
-                0.5, 0.5, "not evidence", ha="center", va="center", rotation=24, fontsize=min(54, 7 * figure.get_figwidth()),
-                color=FAINT, alpha=0.13, weight="bold", zorder=-5, in_layout=False,
-            )  # fmt: skip
+                0.5,
+                0.5,
+                "not evidence",
+                ha="center",
+                va="center",
+                rotation=24,
+                fontsize=min(54, 7 * figure.get_figwidth()),
+                color=FAINT,
+                alpha=0.13,
+                weight="bold",
+                zorder=-5,
+                in_layout=False,
+            )
 
 
 def render(figure: Figure) -> tuple[bytes, bytes]:

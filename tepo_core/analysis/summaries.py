@@ -11,7 +11,8 @@ import pandas as pd
 from tepo_core.analysis import entropy as ent
 from tepo_core.analysis import stability as stab
 from tepo_core.analysis.metrics import KINDS, METRICS
-from tepo_core.analysis.runs import BASE, Evaluation, Run, RunSet, Series
+from tepo_core.analysis.runs import BASE, Evaluation, Run, RunSet
+from tepo_core.analysis.series import Series
 from tepo_core.analysis.statistics import (
     Interval,
     TimeToTarget,
@@ -57,11 +58,7 @@ def evaluation_row(evaluation: Evaluation) -> dict[str, float | None]:
 
     def mean(metric: str, splits: Sequence[str]) -> float | None:
         values = [split_metric(evaluation, s, metric) for s in splits if s in evaluation.splits]
-        return (
-            float(np.mean([v.mean() for v in values]))
-            if values and all(v is not None and len(v) for v in values)
-            else None
-        )
+        return float(np.mean([v.mean() for v in values])) if values and all(v is not None and len(v) for v in values) else None
 
     splits = primary_splits(evaluation)
     accuracy, greedy = mean("accuracy", splits), mean("greedy", splits)
@@ -100,9 +97,7 @@ def run_row(run: Run, study: Study) -> dict[str, float | None]:
     reward, entropy = rollout.mean("reward"), rollout.mean("entropy")
     start, end = stab.edge_means(entropy)
     law, ahead = ent.fit_law(entropy, reward), ent.extrapolate_law(entropy, reward)
-    test = (
-        ent.covariance_prediction(entropy, step.mean("covariance"), step.mean("lr")) if "covariance" in step else None
-    )
+    test = ent.covariance_prediction(entropy, step.mean("covariance"), step.mean("lr")) if "covariance" in step else None
     fall = stab.largest_drawdown(stab.trailing_mean(reward))
     limits = {
         "entropy_share": study.analyse.collapse_entropy_share,
@@ -155,8 +150,7 @@ def kind_shares(update: Series) -> dict[str, float | None]:
             row[f"{name}_{kind}"] = update.total(f"{name}@{kind}")
     for name, column in (("entropy", "entropy_change"), ("clip", "clip"), ("mask", "mask")):
         sums = {
-            kind: float(np.nansum(update.num[f"{column}@{kind}"])) if f"{column}@{kind}" in update else None
-            for kind in KINDS
+            kind: float(np.nansum(update.num[f"{column}@{kind}"])) if f"{column}@{kind}" in update else None for kind in KINDS
         }
         total = sum(v for v in sums.values() if v is not None)
         for kind, value in sums.items():
@@ -233,9 +227,7 @@ def compare(
     differences = [a[s] - b[s] for s in seeds]
     variance = problem_variance(runs, task, first, second, metric, seeds)
     interval = paired_interval([a[s] for s in seeds], [b[s] for s in seeds], confidence, problem_variance=variance)
-    return Comparison(
-        interval, seeds, paired_improvement(differences), seeds_needed(differences, confidence=confidence)
-    )
+    return Comparison(interval, seeds, paired_improvement(differences), seeds_needed(differences, confidence=confidence))
 
 
 PROBLEM_METRICS = {"accuracy": "accuracy", "greedy": "greedy", "pass_max": "pass@"}

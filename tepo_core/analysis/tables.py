@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from tepo_core.analysis import entropy as ent
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.analysis.runs import BASE, Evaluation, RunSet, Series
+from tepo_core.analysis.runs import BASE, Evaluation, RunSet
+from tepo_core.analysis.series import Series
 from tepo_core.analysis.statistics import (
     SeedProblemBootstrap,
     TimeToTarget,
@@ -87,24 +88,29 @@ def methods_table(table: pd.DataFrame, runs: RunSet, confidence: float) -> pd.Da
     return pd.DataFrame(rows, columns=["task", "method", "metric", "estimate", "low", "high", "n", "reason"])
 
 
-def pairs_table(table: pd.DataFrame, runs: RunSet, confidence: float) -> pd.DataFrame:
-    """Paired differences of every method from the base policy and from the reference method, every metric, long."""
+def pairs_table(table: pd.DataFrame, runs: RunSet, confidence: float, presets: Mapping[str, str]) -> pd.DataFrame:
+    """Paired differences of every method from the base policy, from the reference method and from its own preset, long."""
     rows = []
     reference = reference_method(runs.methods)
     for task in runs.tasks:
         for method in runs.methods:
-            for other in dict.fromkeys([BASE, reference]):
-                if other in (None, method):
+            for other in dict.fromkeys([BASE, reference, presets.get(method)]):
+                if other == method or other not in (BASE, *runs.methods):
                     continue
                 for metric in METRICS:
                     found = compare(table, runs, task, method, other, metric, confidence)
                     if found.seeds:
                         rows.append(
                             {
-                                "task": task, "method": method, "against": other, "metric": metric, **found.interval.as_dict(),
-                                "improvement": found.improvement, "seeds_needed": found.needed,
+                                "task": task,
+                                "method": method,
+                                "against": other,
+                                "metric": metric,
+                                **found.interval.as_dict(),
+                                "improvement": found.improvement,
+                                "seeds_needed": found.needed,
                             }
-                        )  # fmt: skip
+                        )
     columns = [
         "task",
         "method",
@@ -137,8 +143,23 @@ def evaluation_table(runs: RunSet, study: Study) -> pd.DataFrame:
             ]:
                 chosen = {seed: e for seed, e in evaluated.items() if split in e.splits}
                 rows.extend(_evaluation_rows(task, method, split, chosen, study, samplers))
-    columns = ["task", "method", "split", "metric", "k", "estimate", "low", "high", "n", "reason", "iqm", "bootstrap_low",
-               "bootstrap_high", "problems", "samples"]  # fmt: skip
+    columns = [
+        "task",
+        "method",
+        "split",
+        "metric",
+        "k",
+        "estimate",
+        "low",
+        "high",
+        "n",
+        "reason",
+        "iqm",
+        "bootstrap_low",
+        "bootstrap_high",
+        "problems",
+        "samples",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -166,17 +187,35 @@ def _evaluation_rows(
         boot = samplers[key].interval(list(groups.values()), study.analyse.confidence)
         rows.append(
             {
-                "task": task, "method": method, "split": split, "metric": metric, "k": k, **interval.as_dict(),
-                "iqm": float(iqm(np.array(values))), "bootstrap_low": boot.low, "bootstrap_high": boot.high,
-                "problems": sizes[0] if shared else sum(sizes), "samples": first.counts(split)[2],
+                "task": task,
+                "method": method,
+                "split": split,
+                "metric": metric,
+                "k": k,
+                **interval.as_dict(),
+                "iqm": float(iqm(np.array(values))),
+                "bootstrap_low": boot.low,
+                "bootstrap_high": boot.high,
+                "problems": sizes[0] if shared else sum(sizes),
+                "samples": first.counts(split)[2],
             }
-        )  # fmt: skip
+        )
     for k in sorted(int(k) for k in first.splits[split].get("maj@k", {})):
         values = [e.splits[split]["maj@k"].get(str(k)) for e in evaluated.values()]
         if all(v is not None for v in values):
             interval = seed_interval(values, study.analyse.confidence, bounds=(0.0, 1.0))
-            rows.append({"task": task, "method": method, "split": split, "metric": f"maj@{k}", "k": k, **interval.as_dict(),
-                         "problems": len(first.counts(split)[0]), "samples": first.counts(split)[2]})  # fmt: skip
+            rows.append(
+                {
+                    "task": task,
+                    "method": method,
+                    "split": split,
+                    "metric": f"maj@{k}",
+                    "k": k,
+                    **interval.as_dict(),
+                    "problems": len(first.counts(split)[0]),
+                    "samples": first.counts(split)[2],
+                }
+            )
     return rows
 
 
@@ -186,9 +225,7 @@ def reliability_table(table: pd.DataFrame, runs: RunSet, study: Study) -> pd.Dat
     for method in [BASE, *runs.methods]:
         strata = [list(seed_values(table, task, method, "accuracy").values()) for task in runs.tasks]
         rng = numpy_generator("analysis", "iqm", method)
-        found = bootstrap_interval(
-            strata, iqm, reps=study.analyse.bootstrap, confidence=study.analyse.confidence, rng=rng
-        )
+        found = bootstrap_interval(strata, iqm, reps=study.analyse.bootstrap, confidence=study.analyse.confidence, rng=rng)
         if found.n:
             rows.append({"method": method, **found.as_dict()})
     return pd.DataFrame(rows, columns=["method", "estimate", "low", "high", "n", "reason"])
@@ -238,16 +275,26 @@ def times_table(runs: RunSet, study: Study) -> pd.DataFrame:
                 continue
             end = max(horizon(run) for run in runs.of(task, method).values())
             row = {
-                "task": task, "method": method, "target": target, "seeds": len(own), "reached": sum(t.reached for t in own.values()),
-                "mean_restricted": restricted_mean_time(list(own.values()), end), "horizon": end,
-            }  # fmt: skip
+                "task": task,
+                "method": method,
+                "target": target,
+                "seeds": len(own),
+                "reached": sum(t.reached for t in own.values()),
+                "mean_restricted": restricted_mean_time(list(own.values()), end),
+                "horizon": end,
+            }
             if reference and reference != method:
                 for name, goal in (("ratio", target), ("own_ratio", None)):
                     a, b, _, limit = times_to(runs, task, method, reference, goal)
                     if a:
                         found = time_ratio(a, b, limit, confidence)
-                        row |= {name: found.interval.estimate, f"{name}_low": found.interval.low, f"{name}_high": found.interval.high,
-                                f"{name}_pairs": found.pairs, f"{name}_censored": found.censored_first}  # fmt: skip
+                        row |= {
+                            name: found.interval.estimate,
+                            f"{name}_low": found.interval.low,
+                            f"{name}_high": found.interval.high,
+                            f"{name}_pairs": found.pairs,
+                            f"{name}_censored": found.censored_first,
+                        }
             rows.append(row)
     names = [f"{n}{s}" for n in ("ratio", "own_ratio") for s in ("", "_low", "_high", "_pairs", "_censored")]
     columns = ["task", "method", "target", "seeds", "reached", "mean_restricted", "horizon", *names]

@@ -123,9 +123,7 @@ def page_context(
     headline = pd.read_csv(analysis_dir / "headline.csv")
     runs = load_runs(study, root)
     figures = [{**f, "svg": read_figure(analysis_dir, f)} for f in facts["figures"]]
-    downloads = {
-        path.stem: path.read_text(encoding="utf-8") for path in sorted((analysis_dir / "tables").glob("*.csv"))
-    }
+    downloads = {path.stem: path.read_text(encoding="utf-8") for path in sorted((analysis_dir / "tables").glob("*.csv"))}
     shown = [
         tables.runs(book),
         tables.evaluation(book),
@@ -143,7 +141,8 @@ def page_context(
         "claim_counts": sections.count_verdicts(claims),
         "problems": [f for f in facts["findings"] if f["kind"] in ("missing", "broken", "orphan")],
         "notes": [f for f in facts["findings"] if f["kind"] == "note"],
-        "figures": [(task, [f for f in figures if f["task"] == task]) for task in book.tasks],
+        "figures": [(task, [f for f in figures if f["task"] == task and f["name"] != "sensitivity"]) for task in book.tasks],
+        "sensitivity_figures": [f for f in figures if f["name"] == "sensitivity"],
         "tables": [t for t in shown if t is not None and t.rows],
         "sensitivity": sections.sensitivity(book, study),
         "downloads": {**downloads, "headline": (analysis_dir / "headline.csv").read_text(encoding="utf-8")},

@@ -55,9 +55,11 @@ class NotebookPages:
         self._template = environment.get_template("notebook.html.j2")
         self._css = css + code_css()
         self._exporter = HTMLExporter(
-            template_file="folded.html.j2", extra_template_basedirs=[str(HERE / "templates" / "notebook")],
-            extra_template_paths=[str(HERE / "templates" / "notebook")], filters={"highlight_code": Highlight2HTML(pygments_lexer="python3")},
-        )  # fmt: skip
+            template_file="folded.html.j2",
+            extra_template_basedirs=[str(HERE / "templates" / "notebook")],
+            extra_template_paths=[str(HERE / "templates" / "notebook")],
+            filters={"highlight_code": Highlight2HTML(pygments_lexer="python3")},
+        )
 
     def page(self, notebook: Path, title: str) -> str:
         """The page of one notebook. Raises ``ValueError`` naming the file where it cannot be read."""

@@ -12,7 +12,7 @@ from tepo_core.analysis.headline import between, number
 from tepo_core.analysis.metrics import METRICS
 from tepo_core.analysis.plotting import Book
 from tepo_core.config import ARITHMETIC_TASKS, Study
-from tepo_core.report.tables import Table, frame_table, interval_cell, number_cell, text_cell
+from tepo_core.report.tables import Table, frame_table, interval_cell, text_cell
 
 TASK_WORDS = {
     "facts": "chained arithmetic mod 10 with planted wrong facts that RL must correct from the final answer alone",
@@ -25,9 +25,7 @@ def lead(study: Study, facts: dict[str, Any]) -> str:
     """What this study is and what it rests on, in a sentence or two."""
     tasks = "; ".join(f"{t}: {TASK_WORDS[t]}" if t in TASK_WORDS else t for t in facts["tasks"])
     seeds = len(study.seeds)
-    words = (
-        f"Profile {study.profile}: {len(study.methods)} methods, {seeds} seed{'s' if seeds > 1 else ''}, task {tasks}."
-    )
+    words = f"Profile {study.profile}: {len(study.methods)} methods, {seeds} seed{'s' if seeds > 1 else ''}, task {tasks}."
     if seeds < 2:
         return (
             words
@@ -48,12 +46,18 @@ def claim_views(claims: list[dict]) -> list[dict]:
             against = f"{c['method']} against {c['baseline']}" if c["baseline"] else c["method"]
             comparisons.append(
                 {
-                    "what": against, "task": c["task"], "verdict": c["verdict"], "css": css(c["verdict"]), "seeds": c["seeds"],
+                    "what": against,
+                    "task": c["task"],
+                    "verdict": c["verdict"],
+                    "css": css(c["verdict"]),
+                    "seeds": c["seeds"],
                     "effect": number(c["effect"], digits, sign=sign) + between(c["low"], c["high"], digits, sign=sign),
-                    "improvement": number(c["improvement"], 2), "needed": c["seeds_needed"] or "–", "problems": c["problems"] or "–",
+                    "improvement": number(c["improvement"], 2),
+                    "needed": c["seeds_needed"] or "–",
+                    "problems": c["problems"] or "–",
                     "reason": c["reason"],
                 }
-            )  # fmt: skip
+            )
         unit = {
             "ratio": "rollouts to the baseline's final accuracy, method over baseline",
             "level": "value",
@@ -62,10 +66,14 @@ def claim_views(claims: list[dict]) -> list[dict]:
         metric = METRICS[claim["metric"]].label if claim["metric"] else "time ratio"
         views.append(
             {
-                **claim, "css": css(claim["verdict"]), "views": comparisons, "metric_label": metric, "unit": unit[claim["test"]],
+                **claim,
+                "css": css(claim["verdict"]),
+                "views": comparisons,
+                "metric_label": metric,
+                "unit": unit[claim["test"]],
                 "margin_text": number(claim["margin"], 3),
             }
-        )  # fmt: skip
+        )
     return views
 
 
@@ -86,7 +94,10 @@ def sensitivity(book: Book, study: Study) -> list[Table]:
         variants = [m for m in book.methods if m in study.variants and book.presets[m] == preset and m != preset]
         if preset not in book.methods or not variants:
             continue
-        note = f"Each row changes the named options of {preset} and nothing else; differences are variant minus {preset}, paired by seed."
+        note = (
+            f"Each row changes the named options of {preset} and nothing else; "
+            f"differences are variant minus {preset}, paired by seed."
+        )
         columns = [
             ("task", ""),
             ("variant", ""),
@@ -99,32 +110,15 @@ def sensitivity(book: Book, study: Study) -> list[Table]:
                 changed = {k: v for k, v in study.variants[variant].items() if k != "preset"}
                 cells = [text_cell(task), text_cell(variant), text_cell(json.dumps(changed).replace('"', ""))]
                 for metric in SENSITIVITY:
-                    found = difference(book, task, variant, preset, metric, study.analyse.confidence)
-                    cells.append(
-                        interval_cell(found, "x", sign=True, better=METRICS[metric].better)
-                        if found
-                        else number_cell(None)
-                    )
+                    found = book.pair(task, variant, preset, metric)
+                    both = {} if found is None else {"x": found["estimate"], "x_low": found["low"], "x_high": found["high"]}
+                    cells.append(interval_cell(both, "x", sign=True, better=METRICS[metric].better))
                 table.rows.append(cells)
         out.append(table)
     return out
 
 
 SENSITIVITY = ("accuracy", "curve_mean", "pass_max", "entropy_kept", "clip", "mask")
-
-
-def difference(book: Book, task: str, first: str, second: str, metric: str, confidence: float) -> dict | None:
-    """Paired difference of two methods of the run table, over their common seeds."""
-    from tepo_core.analysis.statistics import paired_interval
-
-    table = book.tables["runs"]
-    table = table[table["task"] == task]
-    pair = [table[table["method"] == m].set_index("seed")[metric].dropna() for m in (first, second)]
-    seeds = sorted(set(pair[0].index) & set(pair[1].index))
-    if not seeds:
-        return None
-    found = paired_interval([pair[0][s] for s in seeds], [pair[1][s] for s in seeds], confidence)
-    return {"x": found.estimate, "x_low": found.low, "x_high": found.high}
 
 
 def paper_table(root: Path, book: Book) -> Table | None:
@@ -155,7 +149,10 @@ def data_tables(root: Path, study: Study) -> list[Table]:
     if counts:
         out.append(frame_table("data", "Problem sets", "Problems per split, as prepared.", pd.DataFrame(counts)))
     if overlaps:
-        note = "Prompts of each held-out split that also occur in training data, counted from the files. Zero is what the split by checksum promises."
+        note = (
+            "Prompts of each held-out split that also occur in training data, counted from the files. "
+            "Zero is what the split by checksum promises."
+        )
         out.append(frame_table("contamination", "Contamination", note, pd.DataFrame(overlaps)))
     return out
 
@@ -174,10 +171,13 @@ def contamination(folder: Path, task: str, seed: int) -> list[dict]:
         if prompts[split]:
             rows.append(
                 {
-                    "data set": folder.name, "split": split, "problems": len(prompts[split]),
-                    "also in RL training": len(prompts[split] & prompts["train"]), "also in warm-up": len(prompts[split] & prompts["warmup"]),
+                    "data set": folder.name,
+                    "split": split,
+                    "problems": len(prompts[split]),
+                    "also in RL training": len(prompts[split] & prompts["train"]),
+                    "also in warm-up": len(prompts[split] & prompts["warmup"]),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -194,9 +194,7 @@ def setting_rows(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     values = study.model_dump(mode="json")
     top = [(k, show(v)) for k, v in values.items() if not isinstance(v, dict)]
     groups = [
-        (k, [(name, show(v)) for name, v in group.items()])
-        for k, group in values.items()
-        if isinstance(group, dict) and group
+        (k, [(name, show(v)) for name, v in group.items()]) for k, group in values.items() if isinstance(group, dict) and group
     ]
     return [("study", top), *groups]
 
@@ -244,17 +242,40 @@ def checklist(study: Study, facts: dict[str, Any], claims: list[dict], book: Boo
     versions = {k: v for k, v in facts["versions"].items() if len(v) > 1}
     seeds = len(study.seeds)
     items = [
-        ("yes" if len(ours) == declared else "no", "All declared runs are in", f"{len(ours)} of {declared}; {missing} missing or broken parts"),
-        ("yes" if seeds >= 5 else "part" if seeds >= 2 else "no", "Several seeds", f"{seeds}; each draws its own base policy, problems and RL randomness"),
-        ("yes" if seeds >= 2 else "no", "Intervals on every comparison", "t intervals over seeds, paired" if seeds >= 2 else "one seed: none"),
+        (
+            "yes" if len(ours) == declared else "no",
+            "All declared runs are in",
+            f"{len(ours)} of {declared}; {missing} missing or broken parts",
+        ),
+        (
+            "yes" if seeds >= 5 else "part" if seeds >= 2 else "no",
+            "Several seeds",
+            f"{seeds}; each draws its own base policy, problems and RL randomness",
+        ),
+        (
+            "yes" if seeds >= 2 else "no",
+            "Intervals on every comparison",
+            "t intervals over seeds, paired" if seeds >= 2 else "one seed: none",
+        ),
         ("yes", "Every seed is shown", "as points in the figures and rows in the table of runs"),
-        ("yes" if not versions else "part", "One set of package versions", ", ".join(f"{k}: {' and '.join(v)}" for k, v in versions.items()) or "yes"),
+        (
+            "yes" if not versions else "part",
+            "One set of package versions",
+            ", ".join(f"{k}: {' and '.join(v)}" for k, v in versions.items()) or "yes",
+        ),
         ("yes", "Same learning rate, batch and data for all methods", overrides(study)),
-        ("no", "Hyperparameters tuned per method", "one setting for all; a method that needs another learning rate is at a disadvantage"),
-        ("no", "Corrected for the number of claims", f"{sum(c['verdict'] != 'NOT TESTED' for c in claims)} claims tested at "
-         f"{100 * study.analyse.confidence:g} % each"),
+        (
+            "no",
+            "Hyperparameters tuned per method",
+            "one setting for all; a method that needs another learning rate is at a disadvantage",
+        ),
+        (
+            "no",
+            "Corrected for the number of claims",
+            f"{sum(c['verdict'] != 'NOT TESTED' for c in claims)} claims tested at {100 * study.analyse.confidence:g} % each",
+        ),
         ("yes" if facts["evidence"] else "no", "A profile meant as evidence", f"profile {study.profile}"),
-    ]  # fmt: skip
+    ]
     return items
 
 

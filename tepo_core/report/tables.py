@@ -37,8 +37,7 @@ class Table:
     def numeric(self) -> list[bool]:
         """Which columns hold numbers, for alignment."""
         return [
-            all(not isinstance(row[i].sort, str) or row[i].text == "–" for row in self.rows)
-            for i in range(len(self.columns))
+            all(not isinstance(row[i].sort, str) or row[i].text == "–" for row in self.rows) for i in range(len(self.columns))
         ]
 
 
@@ -61,13 +60,7 @@ def interval_cell(row: Any, name: str, digits: int = 3, *, sign: bool = False, b
         return Cell("–", float("-inf"))
     tone = ""
     if sign and better and low is not None and not pd.isna(low):
-        tone = (
-            "good"
-            if better * low > 0 and better * high > 0
-            else "bad"
-            if better * low < 0 and better * high < 0
-            else ""
-        )
+        tone = "good" if better * low > 0 and better * high > 0 else "bad" if better * low < 0 and better * high < 0 else ""
     return Cell(number(estimate, digits, sign=sign) + between(low, high, digits, sign=sign), float(estimate), tone)
 
 
@@ -75,13 +68,19 @@ def headline(frame: pd.DataFrame, book: Book, task: str) -> Table:
     """The table under the answer."""
     k = book.study.evaluate.k[-1]
     columns = [
-        ("method", ""), ("accuracy", METRICS["accuracy"].meaning), ("over base", "gain over the base policy of the same seed, paired"),
-        (f"from {book.reference}", "difference of accuracy, paired by seed"), ("greedy", METRICS["greedy"].meaning),
-        (f"pass@{k}", "unbiased pass@k at the largest k"), ("entropy kept", METRICS["entropy_kept"].meaning),
-        ("entropy at end", METRICS["entropy_end"].meaning), ("mean of curve", METRICS["curve_mean"].meaning),
+        ("method", ""),
+        ("accuracy", METRICS["accuracy"].meaning),
+        ("over base", "gain over the base policy of the same seed, paired"),
+        (f"from {book.reference}", "difference of accuracy, paired by seed"),
+        ("greedy", METRICS["greedy"].meaning),
+        (f"pass@{k}", "unbiased pass@k at the largest k"),
+        ("entropy kept", METRICS["entropy_kept"].meaning),
+        ("entropy at end", METRICS["entropy_end"].meaning),
+        ("mean of curve", METRICS["curve_mean"].meaning),
         ("rollouts to target", "mean over seeds of min(rollouts to the target, planned rollouts); seeds that got there"),
-        (f"time / {book.reference}", "rollouts to where the reference ended, over the reference's; below 1 is sooner"), ("seeds", ""),
-    ]  # fmt: skip
+        (f"time / {book.reference}", "rollouts to where the reference ended, over the reference's; below 1 is sooner"),
+        ("seeds", ""),
+    ]
     table = Table(f"headline-{task}", f"Results on {task}", "", columns)
     for row in frame[frame["task"] == task].to_dict("records"):
         to_target = Cell("–", float("inf"))
@@ -92,18 +91,46 @@ def headline(frame: pd.DataFrame, book: Book, task: str) -> Table:
             )
         table.rows.append(
             [
-                text_cell(row["method"]), interval_cell(row, "accuracy"), interval_cell(row, "gain", sign=True, better=1),
-                interval_cell(row, "difference", sign=True, better=1), interval_cell(row, "greedy"), interval_cell(row, "pass_max"),
-                interval_cell(row, "entropy_kept"), interval_cell(row, "entropy_end", 4), interval_cell(row, "curve_mean"), to_target,
-                interval_cell(row, "time_ratio", 2), Cell(str(row["seeds"]), row["seeds"]),
+                text_cell(row["method"]),
+                interval_cell(row, "accuracy"),
+                interval_cell(row, "gain", sign=True, better=1),
+                interval_cell(row, "difference", sign=True, better=1),
+                interval_cell(row, "greedy"),
+                interval_cell(row, "pass_max"),
+                interval_cell(row, "entropy_kept"),
+                interval_cell(row, "entropy_end", 4),
+                interval_cell(row, "curve_mean"),
+                to_target,
+                interval_cell(row, "time_ratio", 2),
+                Cell(str(row["seeds"]), row["seeds"]),
             ]
-        )  # fmt: skip
+        )
     return table
 
 
-RUN_COLUMNS = ("accuracy", "greedy", "pass_max", "long_accuracy", "curve_mean", "steps_to_target", "entropy_start", "entropy_end", "entropy_kept",
-               "law_r2", "law_ceiling", "law_error", "reward_volatility", "reward_drawdown", "grad_spikes", "clip", "mask", "fell",
-               "gradient_decisive", "facts_corrected", "collapse_step")  # fmt: skip
+RUN_COLUMNS = (
+    "accuracy",
+    "greedy",
+    "pass_max",
+    "long_accuracy",
+    "curve_mean",
+    "steps_to_target",
+    "entropy_start",
+    "entropy_end",
+    "entropy_kept",
+    "law_r2",
+    "law_ceiling",
+    "law_error",
+    "reward_volatility",
+    "reward_drawdown",
+    "grad_spikes",
+    "clip",
+    "mask",
+    "fell",
+    "gradient_decisive",
+    "facts_corrected",
+    "collapse_step",
+)
 
 
 def runs(book: Book) -> Table:
@@ -120,9 +147,18 @@ def runs(book: Book) -> Table:
 
 def evaluation(book: Book) -> Table:
     """Every policy on every split."""
-    columns = [("task", ""), ("split", ""), ("method", ""), ("metric", ""), ("mean over seeds", "with t interval over seeds"), ("IQM", "interquartile mean"),
-               ("bootstrap", "hierarchical bootstrap over seeds and problems; often too narrow with few seeds"), ("problems", ""), ("samples", "a problem"),
-               ("seeds", "")]  # fmt: skip
+    columns = [
+        ("task", ""),
+        ("split", ""),
+        ("method", ""),
+        ("metric", ""),
+        ("mean over seeds", "with t interval over seeds"),
+        ("IQM", "interquartile mean"),
+        ("bootstrap", "hierarchical bootstrap over seeds and problems; often too narrow with few seeds"),
+        ("problems", ""),
+        ("samples", "a problem"),
+        ("seeds", ""),
+    ]
     table = Table(
         "evaluation",
         "Evaluation, every split",
@@ -134,27 +170,51 @@ def evaluation(book: Book) -> Table:
         boot = between(row["bootstrap_low"], row["bootstrap_high"]).strip() or "–"
         table.rows.append(
             [
-                text_cell(row["task"]), text_cell(row["split"]), text_cell(row["method"]), text_cell(row["metric"]), interval_cell(both, "x"),
-                number_cell(row["iqm"]), Cell(boot, boot), number_cell(row["problems"], 0), number_cell(row["samples"], 0), number_cell(row["n"], 0),
+                text_cell(row["task"]),
+                text_cell(row["split"]),
+                text_cell(row["method"]),
+                text_cell(row["metric"]),
+                interval_cell(both, "x"),
+                number_cell(row["iqm"]),
+                Cell(boot, boot),
+                number_cell(row["problems"], 0),
+                number_cell(row["samples"], 0),
+                number_cell(row["n"], 0),
             ]
-        )  # fmt: skip
+        )
     return table
 
 
-PAIR_METRICS = ("accuracy", "greedy", "pass_max", "long_accuracy", "curve_mean", "entropy_kept", "entropy_end", "reward_volatility",
-                "reward_drawdown", "gradient_decisive", "facts_corrected")  # fmt: skip
+PAIR_METRICS = (
+    "accuracy",
+    "greedy",
+    "pass_max",
+    "long_accuracy",
+    "curve_mean",
+    "entropy_kept",
+    "entropy_end",
+    "reward_volatility",
+    "reward_drawdown",
+    "gradient_decisive",
+    "facts_corrected",
+)
 
 
 def pairs(book: Book) -> Table:
     """Paired differences from the reference method, with what they rest on."""
-    columns = [("task", ""), ("method", ""), ("against", ""), ("metric", ""), ("difference", "paired by seed, with t interval"),
-               ("seeds better", "share of seeds in which the method is higher; ties count half"), ("seeds", ""),
-               ("seeds needed", "to show a true difference of this size with power 0.8; an order of magnitude")]  # fmt: skip
+    columns = [
+        ("task", ""),
+        ("method", ""),
+        ("against", ""),
+        ("metric", ""),
+        ("difference", "paired by seed, with t interval"),
+        ("seeds better", "share of seeds in which the method is higher; ties count half"),
+        ("seeds", ""),
+        ("seeds needed", "to show a true difference of this size with power 0.8; an order of magnitude"),
+    ]
     table = Table("pairs", "Paired differences", "Green: better with an interval that excludes 0. Red: worse.", columns)
     frame = book.tables["pairs"]
-    frame = frame[
-        frame["metric"].isin(PAIR_METRICS) & ((frame["against"] == book.reference) | (frame["metric"] == "accuracy"))
-    ]
+    frame = frame[frame["metric"].isin(PAIR_METRICS) & ((frame["against"] == book.reference) | (frame["metric"] == "accuracy"))]
     for row in frame.to_dict("records"):
         metric = METRICS[row["metric"]]
         both = {"x": row["estimate"], "x_low": row["low"], "x_high": row["high"]}
@@ -165,23 +225,40 @@ def pairs(book: Book) -> Table:
         )
         table.rows.append(
             [
-                text_cell(row["task"]), text_cell(row["method"]), text_cell(row["against"]), text_cell(metric.label),
-                interval_cell(both, "x", max(metric.digits, 3), sign=True, better=metric.better), number_cell(row["improvement"], 2),
-                number_cell(row["n"], 0), needed,
+                text_cell(row["task"]),
+                text_cell(row["method"]),
+                text_cell(row["against"]),
+                text_cell(metric.label),
+                interval_cell(both, "x", max(metric.digits, 3), sign=True, better=metric.better),
+                number_cell(row["improvement"], 2),
+                number_cell(row["n"], 0),
+                needed,
             ]
-        )  # fmt: skip
+        )
     return table
 
 
-STABILITY = ("reward_volatility", "reward_drawdown", "grad_volatility", "grad_spikes", "kl_old", "ratio_spread", "clip", "length_drift",
-             "zero_variance", "covariance_correlation", "law_r2", "law_ceiling", "law_error", "fell")  # fmt: skip
+STABILITY = (
+    "reward_volatility",
+    "reward_drawdown",
+    "grad_volatility",
+    "grad_spikes",
+    "kl_old",
+    "ratio_spread",
+    "clip",
+    "length_drift",
+    "zero_variance",
+    "covariance_correlation",
+    "law_r2",
+    "law_ceiling",
+    "law_error",
+    "fell",
+)
 
 
 def mechanism(book: Book) -> Table:
     """Stability, drift and the entropy law, a row a method."""
-    return _levels(
-        book, "stability", "Stability, drift and the entropy law", STABILITY, "Mean over seeds with t interval."
-    )
+    return _levels(book, "stability", "Stability, drift and the entropy law", STABILITY, "Mean over seeds with t interval.")
 
 
 def credit(book: Book) -> Table | None:
@@ -204,9 +281,7 @@ def credit(book: Book) -> Table | None:
 
 def _levels(book: Book, anchor: str, title: str, names, note: str) -> Table:
     used = [n for n in names if book.tables["runs"][n].notna().any()]
-    table = Table(
-        anchor, title, note, [("task", ""), ("method", ""), *((METRICS[n].label, METRICS[n].meaning) for n in used)]
-    )
+    table = Table(anchor, title, note, [("task", ""), ("method", ""), *((METRICS[n].label, METRICS[n].meaning) for n in used)])
     for task in book.tasks:
         for method in with_base(book.methods):
             found = {n: book.level(task, method, n) for n in used}

@@ -57,10 +57,14 @@ def _of_run(folder: Path) -> list[dict]:
                 rows = here[here["response"] == response].sort_values("position")
                 views.append(
                     {
-                        "moment": moment, "step": int(step), "correct": correct, "prompt": str(prompts.get((step, response), ""))[-600:],
-                        "cut": len(rows) > LONGEST, "tokens": _columns(rows.head(LONGEST)),
+                        "moment": moment,
+                        "step": int(step),
+                        "correct": correct,
+                        "prompt": str(prompts.get((step, response), ""))[-600:],
+                        "cut": len(rows) > LONGEST,
+                        "tokens": _columns(rows.head(LONGEST)),
                     }
-                )  # fmt: skip
+                )
     return views
 
 
@@ -98,5 +102,5 @@ def shade(tokens: pd.DataFrame, field: str) -> str:
         strength = 0.0 if value is None else 0.75 * abs(value - centre) / top
         colour = COLOURS[value is None or value >= centre]
         title = escape(", ".join(f"{name} {columns[name][i]}" for name in ("kind", *FIELDS)))
-        parts.append(f'<span title="{title}" style="background:rgba({colour},{strength:.3f})">{escape(text) or "⏹"}</span>')
+        parts.append(f'<span title="{title}" style="background:rgba({colour},{strength:.3f})">{escape(text) or "∎"}</span>')
     return f'<p style="font-family:monospace;font-size:1.1em;line-height:2">{"".join(parts)}</p>'

@@ -32,9 +32,10 @@ WIDTHS = (360, 1400)
 def report(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("browser")
     study = make_study(
-        methods=["grpo", "dapo", "gmpo", "sapo", "clip_cov", "tepo_kl", "tepo_kl_all"], seeds=[0, 1],
+        methods=["grpo", "dapo", "gmpo", "sapo", "clip_cov", "tepo_kl", "tepo_kl_all"],
+        seeds=[0, 1],
         variants={"tepo_kl_all": {"preset": "tepo_kl", "kl": {"mask": "all"}, "entropy_test": None}},
-    )  # fmt: skip
+    )
     make_runs(root, study, {"tepo_kl": Truth(gain=0.6, mask=0.08, noise=0.01), "grpo": Truth(noise=0.01)})
     shutil.rmtree(root / "runs/train/facts-dapo-s1")
     make_notebook(root / "runs/train/facts-grpo-s0/notebook.ipynb", "grpo")
@@ -102,7 +103,10 @@ def test_tables_sort_by_click_and_by_keyboard(chrome: Chrome, report) -> None:
 
 def test_csv_and_svg_can_be_saved(chrome: Chrome, report) -> None:
     chrome.open(report.index, 1400)
-    chrome.run("window.saved = []; URL.createObjectURL = blob => { saved.push(blob); return 'blob:null/x'; }; HTMLAnchorElement.prototype.click = () => {}")
+    chrome.run(
+        "window.saved = []; HTMLAnchorElement.prototype.click = () => {};"
+        "URL.createObjectURL = blob => { saved.push(blob); return 'blob:null/x'; };"
+    )
     chrome.run("document.querySelector('button[data-csv=runs]').click()")
     chrome.run("document.querySelector('button.save-svg').click()")
     text = chrome.run("saved[0].text()")
@@ -117,14 +121,15 @@ def test_token_view_switches_and_reads_by_keyboard(chrome: Chrome, report) -> No
     shown = "[...document.querySelectorAll('#token-view .token')].map(t => t.style.backgroundColor)"
     entropy = chrome.run(shown)
     assert len(entropy) > 30 and len(set(entropy)) >= 3
-    change = "document.querySelector('#token-{0}').value = '{1}'; document.querySelector('#token-{0}').dispatchEvent(new Event('change'))"
+    change = "(e => {{ e.value = '{1}'; e.dispatchEvent(new Event('change')); }})(document.querySelector('#token-{0}'))"
     chrome.run(change.format("field", "ratio"))
     ratio = chrome.run(shown)
     assert len(ratio) == len(entropy) and ratio != entropy
     assert chrome.run("document.querySelector('#token-scale').textContent").startswith("Orange above 1")
     assert chrome.run("[...document.querySelectorAll('#token-view h3')].map(h => h.textContent)") == [
-        "before training (rollout 1, seed 0)", "after training (rollout 31, seed 0)",
-    ]  # fmt: skip
+        "before training (rollout 1, seed 0)",
+        "after training (rollout 31, seed 0)",
+    ]
     chrome.run(change.format("method", "tepo_kl"))
     chrome.run(change.format("field", "mask"))
     assert "in the mask" in chrome.run("document.querySelector('#token-scale').textContent")
@@ -153,12 +158,15 @@ def test_dark_mode_by_button_and_by_preference(chrome: Chrome, report) -> None:
 
 CONTRAST = """(() => {
   const parse = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => { const [r, g, b] = parse(c).map(v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
+  const linear = v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const light = c => { const [r, g, b] = parse(c).map(v => linear(v / 255));
     return .2126 * r + .7152 * g + .0722 * b; };
-  const ground = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (parse(c)[3] !== 0) return c; }
-    return getComputedStyle(document.body).backgroundColor; };
+  const colour = e => getComputedStyle(e).backgroundColor;
+  const ground = e => { for (; e; e = e.parentElement) if (parse(colour(e))[3] !== 0) return colour(e);
+    return colour(document.body); };
   const bad = [];
-  for (const e of document.querySelectorAll('p, li, td, th, a, button, summary, dt, dd, .verdict, .muted, .chip, h1, h2, h3, figcaption')) {
+  const kinds = 'p, li, td, th, a, button, summary, dt, dd, .verdict, .muted, .chip, h1, h2, h3, figcaption';
+  for (const e of document.querySelectorAll(kinds)) {
     if (!e.innerText?.trim() || e.closest('#token-view') || !e.getClientRects().length) continue;
     const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
     const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
@@ -195,7 +203,9 @@ def test_equations_are_drawn(chrome: Chrome, report) -> None:
     chrome.open(report.index, 1400)
     sizes = chrome.run("[...document.querySelectorAll('.equation math')].map(m => m.getBoundingClientRect().height)")
     assert len(sizes) == 7 and min(sizes) > 15
-    assert chrome.run("[...document.querySelectorAll('.equation')].every(e => !e.textContent.includes('\\\\'))"), "LaTeX left in an equation"
+    assert chrome.run("[...document.querySelectorAll('.equation')].every(e => !e.textContent.includes('\\\\'))"), (
+        "LaTeX left in an equation"
+    )
 
 
 def test_without_javascript_the_answer_is_still_there(chrome: Chrome, report) -> None:
@@ -203,6 +213,6 @@ def test_without_javascript_the_answer_is_still_there(chrome: Chrome, report) ->
     try:
         chrome.open(report.index, 360)
         assert "On facts, tepo_kl" in chrome.run("document.querySelector('#answer').innerText")
-        assert chrome.run("document.querySelectorAll('figure svg').length") == 12
+        assert chrome.run("document.querySelectorAll('figure svg').length") == 13
     finally:
         chrome.send("Emulation.setScriptExecutionDisabled", value=False)

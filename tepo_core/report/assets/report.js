@@ -96,7 +96,7 @@
     r.tokens.text.forEach((word, i) => {
       const span = document.createElement("span");
       span.className = "token" + (r.tokens.mask[i] ? " masked" : "") + (word === "" ? " end" : "");
-      span.textContent = word === "" ? "⏹" : word;
+      span.textContent = word === "" ? "∎" : word;
       span.style.backgroundColor = shade(f, f === "kind" ? null : r.tokens[f][i], top, r.tokens.kind[i]);
       span.addEventListener("pointerenter", () => read(i));
       span.addEventListener("click", () => read(i));

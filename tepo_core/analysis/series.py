@@ -1,0 +1,123 @@
+"""One kind of record of a run in columns, and reading metrics.jsonl into them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+
+class RunError(ValueError):
+    """A run folder is not in the run format."""
+
+
+@dataclass
+class Series:
+    """One kind of record of a run in columns. ``num[name][i] / den[name][i]`` is the mean at row i; ``values`` are plain
+    numbers."""
+
+    steps: np.ndarray
+    num: dict[str, np.ndarray] = field(default_factory=dict)
+    den: dict[str, np.ndarray] = field(default_factory=dict)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    updates: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.num or name in self.values
+
+    def mean(self, name: str) -> np.ndarray:
+        """The metric at every row; NaN where it was not measured or its denominator is 0."""
+        if name in self.values:
+            return self.values[name]
+        if name not in self.num:
+            return np.full(len(self), np.nan)
+        return _divide(self.num[name], self.den[name])
+
+    def total(self, name: str) -> float:
+        """Sum of numerators over sum of denominators over all rows; NaN if never measured."""
+        if name not in self.num:
+            return float("nan")
+        good = np.isfinite(self.num[name]) & np.isfinite(self.den[name])
+        return float(_divide(self.num[name][good].sum(), self.den[name][good].sum()))
+
+    def per_step(self) -> Series:
+        """Rows of one step merged: numerators and denominators summed, plain values averaged (max and min kept for *_max,
+        *_min)."""
+        steps, first = np.unique(self.steps, return_index=True)
+        if not len(steps):
+            return self
+        out = Series(steps)
+        for name in self.num:
+            out.num[name] = np.add.reduceat(self.num[name], first)
+            out.den[name] = np.add.reduceat(self.den[name], first)
+        counts = np.diff(np.append(first, len(self.steps)))
+        for name, value in self.values.items():
+            if name.endswith("_max"):
+                out.values[name] = np.maximum.reduceat(value, first)
+            elif name.endswith("_min"):
+                out.values[name] = np.minimum.reduceat(value, first)
+            else:
+                out.values[name] = np.add.reduceat(value, first) / counts
+        return out
+
+
+def _divide(num: np.ndarray | float, den: np.ndarray | float) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.asarray(den) == 0, np.nan, np.asarray(num) / np.asarray(den))
+
+
+def parse_metrics(path: Path) -> tuple[Series, Series, Series, str | None]:
+    """Rollout, update and validation records of metrics.jsonl, and why the run stopped early (``None`` if it did not).
+
+    Raises :class:`RunError` naming the file and line that is cut, malformed or of an unknown kind."""
+    rows: dict[str, list[dict]] = {"rollout": [], "update": [], "validation": []}
+    stopped = None
+    text = path.read_text(encoding="utf-8")
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    else:
+        raise RunError(f"{path.name}, line {len(lines)}: cut in the middle of a line")
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            kind = record["kind"]
+            if kind == "stop":
+                stopped = str(record["reason"])
+                continue
+            rows[kind].append(record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path.name}, line {number}: not a metrics record ({type(error).__name__}: {error})") from None
+    try:
+        return _series(rows["rollout"]), _series(rows["update"], updates=True), _series(rows["validation"]), stopped
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RunError(f"{path.name}: a record lacks a field or has a wrong type ({type(error).__name__}: {error})") from None
+
+
+OVER_ALL_TOKENS = ("clip", "clip_low", "clip_high", "mask", "kl_penalty")
+"""Shares of ALL tokens of a mini-batch. An update may leave out responses without advantage (``computed``: tokens that
+went through the model, all tokens); nothing is clipped or charged on those, and methods that leave out none must stay
+comparable."""
+
+
+def _series(records: list[dict], updates: bool = False) -> Series:
+    series = Series(np.array([r["step"] for r in records], dtype=int))
+    if updates:
+        series.updates = np.array([r["update"] for r in records], dtype=int)
+    if np.any(np.diff(series.steps) < 0):
+        raise ValueError("steps go backwards")
+    names = sorted({name for r in records for name in r.get("sums", {})})
+    for name in names:
+        pairs = np.array([r.get("sums", {}).get(name, (0.0, 0.0)) for r in records], dtype=float).reshape(-1, 2)
+        series.num[name], series.den[name] = pairs[:, 0].copy(), pairs[:, 1].copy()
+    for name in OVER_ALL_TOKENS if "computed" in series.den else ():
+        if name in series.den:
+            series.den[name] = series.den["computed"].copy()
+    for name in sorted({name for r in records for name in r.get("values", {})}):
+        series.values[name] = np.array([r.get("values", {}).get(name, np.nan) for r in records], dtype=float)
+    return series
