@@ -266,7 +266,6 @@ def sensitivity(book: Book, task: str) -> Drawing | None:
         figure,
         "Choices that the papers leave open",
         "Each row changes one choice of its preset; differences are paired by seed, with t intervals. "
-        "What crosses the line cannot be told "
-        "the line cannot be told from no effect.",
+        "What crosses the line cannot be told from no effect.",
         f"Differences in accuracy: {ranked(means['accuracy'])}. In entropy kept: {ranked(means['entropy_kept'])}.",
     )
