@@ -22,7 +22,8 @@ class Experience:
     """P prompts x G responses = B rows, ordered by prompt then sample.
 
     ``kinds`` holds an index into :data:`tepo_core.tasks.arithmetic.KINDS` for every token, or None where the task has no truth;
-    ``reference`` the reference policy's log-probs, ``weights`` the off-policy correction, both None when not used."""
+    ``reference`` the reference policy's log-probs, ``weights`` the off-policy correction, ``old_ahead``
+    the multi-token modules' log-probs under the sampling policy ([T, K - 1] a response); each None when not used."""
 
     problems: list[Problem]
     rollouts: Rollouts
@@ -35,6 +36,7 @@ class Experience:
     facts: list[list[str | None]] | None = None
     reference: list[np.ndarray] | None = None
     weights: list[np.ndarray] | None = None
+    old_ahead: list[np.ndarray] | None = None
 
     @property
     def group_size(self) -> int:

@@ -92,9 +92,7 @@ def chosen_logprobs(
     if targets_N.numel() == 0 or (chunk is None and few_logits):
         return plain_logprobs(hidden_ND, weight_VD, targets_N, temperature=temperature, entropy=entropy, bias=bias)
     budget = chunk or BLOCK_LOGITS.get(device, BLOCK_LOGITS["cpu"])
-    logprobs_N, entropy_N = ChunkedLogprobs.apply(
-        hidden_ND, weight_VD, bias, targets_N, float(temperature), budget, entropy
-    )
+    logprobs_N, entropy_N = ChunkedLogprobs.apply(hidden_ND, weight_VD, bias, targets_N, float(temperature), budget, entropy)
     return logprobs_N, entropy_N if entropy else None
 
 
@@ -264,8 +262,16 @@ def sequence_logprobs(
     Returns (logprobs_BT, entropy_BT or None, mask_BT): B rows in the given order, T the longest response, 0 on padding.
     Raises LogprobError as :func:`response_states`, :func:`output_matrix` and :func:`chosen_logprobs` do.
     """
-    _check_head(model)
     states = response_states(model, prompt_ids, response_ids, pad_id=pad_id)
+    logprobs_BT, entropy_BT = state_logprobs(model, states, temperature=temperature, entropy=entropy, chunk=chunk)
+    return logprobs_BT, entropy_BT, states.mask_BT
+
+
+def state_logprobs(
+    model: nn.Module, states: ResponseStates, *, temperature: float, entropy: bool = True, chunk: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """:func:`sequence_logprobs` from states that are there already: (logprobs_BT, entropy_BT or None)."""
+    _check_head(model)
     weight_VD, bias = output_matrix(model)
     logprobs_N, entropy_N = chosen_logprobs(
         states.hidden_ND.to(weight_VD.dtype),
@@ -276,4 +282,4 @@ def sequence_logprobs(
         bias=bias,
         chunk=chunk,
     )
-    return states.grid(logprobs_N), None if entropy_N is None else states.grid(entropy_N), states.mask_BT
+    return states.grid(logprobs_N), None if entropy_N is None else states.grid(entropy_N)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from tepo_core import config
+from tepo_core import config, mtp
 from tepo_core.config import ConfigError
 from tepo_core.policy_sources import add_adapters, gguf_file, load_gguf, merged
 from tepo_core.seeding import derive_seed
@@ -85,12 +85,17 @@ def build_tiny(cfg: config.Policy, tokenizer: Any, seed: int) -> Policy:
                 bos_token_id=None,
             )
         )
-    return Policy(model.to(getattr(torch, cfg.dtype)), tokenizer, cfg.prompt_format)
+    model = model.to(getattr(torch, cfg.dtype))
+    if cfg.mtp_modules:
+        mtp.add_modules(model, cfg.mtp_modules, seed=seed)
+    return Policy(model, tokenizer, cfg.prompt_format)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
     """Write weights (safetensors), configuration and tokenizer. Adapters are merged: the folder holds a plain model."""
-    merged(policy.model).save_pretrained(folder)
+    plain = merged(policy.model)
+    plain.save_pretrained(folder, state_dict=mtp.backbone_state(plain))
+    mtp.save_modules(plain, folder)
     policy.tokenizer.save_pretrained(folder)
 
 
@@ -123,6 +128,7 @@ def load_policy(source: str | Path, cfg: config.Policy) -> Policy:
             f"policy.source = {str(source)!r}: cannot be loaded ({_first_line(error)}); allowed: 'tiny', 'smollm2-135m-gguf', "
             "a folder with config.json, *.safetensors and a tokenizer, or a hub id that this machine can reach"
         ) from None
+    mtp.load_modules(model, folder)
     return _ready(model, tokenizer, source, cfg)
 
 

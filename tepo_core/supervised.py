@@ -12,7 +12,8 @@ import torch
 
 from tepo_core.checkpoint import Workspace
 from tepo_core.config import Study
-from tepo_core.logprobs import sequence_logprobs
+from tepo_core.logprobs import response_states, state_logprobs
+from tepo_core.mtp import ahead_loss, modules_of
 from tepo_core.policy import Policy, build_tiny, load_policy, resolve_device, save_policy, set_threads, with_adapters
 from tepo_core.progress import Progress
 from tepo_core.run_record import finish, metric_line, metrics_frame, run_config, run_folder, run_name, write_json
@@ -63,7 +64,10 @@ def cosine_lr(peak: float, step: int, steps: int) -> float:
 
 
 def warmup(study: Study, task: str, seed: int, root: Path, out: Path | None = None) -> WarmupResult:
-    """Train the base policy of (task, seed) and write its run folder. Continues where a killed one stopped."""
+    """Train the base policy of (task, seed) and write its run folder. Continues where a killed one stopped.
+
+    Multi-token modules, where ``policy.mtp_modules`` asks for them, learn beside it and leave the backbone as it would be
+    without them."""
     cfg, out = study.warmup, out or run_folder(root, "warmup", task, seed)
     set_threads(study.compute)
     device = resolve_device(study.compute)
@@ -100,19 +104,29 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
         policy.model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         start = state["step"]
+    named = list(policy.model.named_parameters())
+    backbone = [p for name, p in named if not name.startswith("mtp.")]
+    ahead_parameters = [p for name, p in named if name.startswith("mtp.")]
     progress = Progress(cfg.steps, label)
     policy.model.train()
     for step in range(start, cfg.steps):
         rows = epoch_rows(step * cfg.batch_size, cfg.batch_size, len(traces), seed, "warmup")
-        logprobs_BT, entropy_BT, mask_BT = sequence_logprobs(
-            policy.model, [prompts[r] for r in rows], [responses[r] for r in rows], pad_id=policy.pad_id, temperature=1.0
-        )
+        batch = [prompts[r] for r in rows], [responses[r] for r in rows]
+        states = response_states(policy.model, *batch, pad_id=policy.pad_id)
+        logprobs_BT, entropy_BT = state_logprobs(policy.model, states, temperature=1.0)
+        mask_BT = states.mask_BT
         tokens = mask_BT.sum()
         loss = -(logprobs_BT * mask_BT).sum() / tokens
+        objective = loss
+        if modules_of(policy.model) is not None:
+            ahead, _ = ahead_loss(policy.model, states)
+            objective = loss + ahead
         optimizer.param_groups[0]["lr"] = lr = cosine_lr(cfg.lr, step, cfg.steps)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), cfg.grad_clip)
+        objective.backward()
+        norm = torch.nn.utils.clip_grad_norm_(backbone, cfg.grad_clip)
+        if ahead_parameters:  # clipped apart, or the modules would slow the backbone down
+            torch.nn.utils.clip_grad_norm_(ahead_parameters, cfg.grad_clip)
         optimizer.step()
         if (step + 1) % LOG_EVERY == 0 or step + 1 == cfg.steps:
             # a token counts as correct here when the policy gives it more than half of the mass

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tepo_core.experience import Experience, micro_batches, pad_grid
-from tepo_core.logprobs import output_matrix, response_states, sequence_logprobs
+from tepo_core.logprobs import ResponseStates, output_matrix, response_states, state_logprobs
+from tepo_core.mtp import ahead_logprobs
 from tepo_core.objectives.methods import BatchError, LossOutput, Method, MiniBatchTotals, TokenBatch
 from tepo_core.objectives.metrics import merge
 from tepo_core.policy import Policy
@@ -114,11 +115,12 @@ class Learner:
         prompts = [experience.rollouts.prompt_ids[row] for row in rows]
         responses = [experience.rollouts.response_ids[row] for row in rows]
         with torch.set_grad_enabled(gradient):
-            logprobs_BT, entropy_BT, mask_BT = sequence_logprobs(
-                self.policy.model, prompts, responses, pad_id=self.policy.pad_id, temperature=self.temperature
-            )
+            states = response_states(self.policy.model, prompts, responses, pad_id=self.policy.pad_id)
+            logprobs_BT, entropy_BT = state_logprobs(self.policy.model, states, temperature=self.temperature)
+            ahead_BTK = self._ahead(states)
             exact_kl_BT = self._exact_kl(prompts, responses) if self.method.needs_exact_kl else None
         grid = {"dtype": logprobs_BT.dtype, "device": device}
+        mask_BT = states.mask_BT
         advantages_B = torch.tensor([experience.advantage(row) for row in rows], **grid)
         optional = {
             "ref_logprobs_BT": experience.reference,
@@ -132,10 +134,39 @@ class Learner:
             entropy_BT=entropy_BT if self.method.needs_entropy_grad else entropy_BT.detach(),
             old_entropy_BT=pad_grid([experience.old_entropies[row] for row in rows], **grid),
             exact_kl_BT=exact_kl_BT,
+            mtp_logprobs_BTK=ahead_BTK,
+            old_mtp_logprobs_BTK=None if ahead_BTK is None else self._old_ahead(experience, rows, ahead_BTK),
             **{
                 name: pad_grid([values[row] for row in rows], **grid) for name, values in optional.items() if values is not None
             },
         )
+
+    def _ahead(self, states: ResponseStates) -> Tensor | None:
+        """Log-probs of the multi-token modules, [B, T, K - 1]; None for methods that do not use them."""
+        if not self.method.needs_mtp:
+            return None
+        return ahead_logprobs(self.policy.model, states, self.method.mtp_modules, temperature=self.temperature)
+
+    def _old_ahead(self, experience: Experience, rows: list[int], like_BTK: Tensor) -> Tensor:
+        grid_BTK = torch.zeros_like(like_BTK)
+        for b, row in enumerate(rows):
+            values = torch.from_numpy(experience.old_ahead[row])
+            grid_BTK[b, : len(values)] = values.to(grid_BTK)
+        return grid_BTK
+
+    @torch.no_grad()
+    def remember_ahead(self, experience: Experience) -> None:
+        """Before the first update of a rollout: what the modules of the sampling policy say of its responses."""
+        experience.old_ahead = [np.zeros(0)] * len(experience.rollouts)
+        everything = list(range(len(experience.rollouts)))
+        lengths = [len(experience.rollouts.prompt_ids[row]) + experience.length(row) for row in everything]
+        for part in micro_batches(lengths, self.micro_batch_tokens):
+            prompts = [experience.rollouts.prompt_ids[row] for row in part]
+            responses = [experience.rollouts.response_ids[row] for row in part]
+            states = response_states(self.policy.model, prompts, responses, pad_id=self.policy.pad_id)
+            ahead = self._ahead(states).cpu().numpy()
+            for b, row in enumerate(part):
+                experience.old_ahead[row] = ahead[b, : experience.length(row)].copy()
 
     def _exact_kl(self, prompts: list[list[int]], responses: list[list[int]]) -> Tensor:
         """KL over the whole vocabulary in the method's direction, with the policy's gradient."""

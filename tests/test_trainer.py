@@ -246,6 +246,26 @@ def test_records_agree_with_the_rollouts(base, tmp_path):
     assert sum(shares) == pytest.approx(1)
 
 
+def test_mpo_with_multi_token_modules(tmp_path):
+    """The modules are taught in the warm-up without moving the backbone, kept beside the policy, and trained by MPO."""
+    from safetensors.torch import load_file
+
+    variants = {"mpo_mtp": {"preset": "mpo", "block": {"size": 3, "logprobs": "mtp"}}}
+    for name, modules in (("plain", 0), ("mtp", 2)):
+        study = tiny_study(policy={"mtp_modules": modules}, variants=variants, train={"rollouts": 2})
+        prepare(study, tmp_path / name)
+        warmup(study, "facts", 0, tmp_path / name)
+    plain, with_modules = (run_folder(tmp_path / name, "warmup", "facts", 0) / "policy" for name in ("plain", "mtp"))
+    assert (plain / "model.safetensors").read_bytes() == (with_modules / "model.safetensors").read_bytes()
+    run = train(study, "facts", "mpo_mtp", 0, tmp_path / "mtp", tmp_path / "run")
+    before, after = (
+        load_file(folder / "policy" / "mtp" / "modules.safetensors") for folder in (with_modules.parent, run.folder)
+    )
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    first = metrics_frame(run.folder, "update").query("step == 1 and update == 1").iloc[0]
+    assert first["ratio_max"] == pytest.approx(1, abs=1e-4) and first["ratio_min"] == pytest.approx(1, abs=1e-4)
+
+
 def test_missing_or_broken_base_policy(base, tmp_path):
     study = tiny_study()
     prepare(study, tmp_path)

@@ -69,8 +69,7 @@ def _tasks(study: Study, where: str) -> list[str]:
     for task in study.tasks:
         if task not in ARITHMETIC_TASKS:
             faults.append(
-                f"{where}: tasks: unknown task {task!r}{_near(task, ARITHMETIC_TASKS)}; "
-                f"allowed: {', '.join(ARITHMETIC_TASKS)}"
+                f"{where}: tasks: unknown task {task!r}{_near(task, ARITHMETIC_TASKS)}; allowed: {', '.join(ARITHMETIC_TASKS)}"
             )
     allowed = ["train", "validation", "test", "long", *study.data.eval_sets]
     for split in study.evaluate.splits:
@@ -87,7 +86,12 @@ def _methods(study: Study, where: str) -> list[str]:
     faults = []
     for name in dict.fromkeys([*study.methods, *study.variants]):
         try:
-            resolve(name, study.variants)
+            method = resolve(name, study.variants)
+            if method.mtp_modules > study.policy.mtp_modules:
+                raise ConfigError(
+                    f"policy.mtp_modules = {study.policy.mtp_modules}: method {name} needs {method.mtp_modules} "
+                    f"(block.size - 1, block.logprobs: mtp); set it to at least that, or use block.logprobs: backbone"
+                )
             if not isinstance(study.variants.get(name, {}).get("train", {}), dict):
                 raise ConfigError(f"variants.{name}.train: must be a mapping of training parameters")
             study.train_for(name)

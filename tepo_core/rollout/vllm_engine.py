@@ -65,7 +65,7 @@ def export_weights(model: Any) -> dict[str, torch.Tensor]:
     tied = set(getattr(causal, "all_tied_weights_keys", None) or ())
     weights = {}
     for name, tensor in causal.state_dict().items():
-        if ".lora_" in name or name in tied:
+        if ".lora_" in name or name.startswith("mtp.") or name in tied:
             continue
         tensor = merged.get(name, tensor)
         weights[name.replace(".base_layer.", ".")] = tensor.detach().to("cpu").contiguous()
