@@ -203,6 +203,25 @@ def readme() -> None:
     )
 
 
+@app.command()
+def keep(name: Annotated[str, typer.Argument(help="Folder below records/, for example the profile's name.")]) -> None:
+    """Copy the record of the finished study (metrics, summaries, analysis, report; no weights) to records/NAME."""
+    from tepo_core.pipeline import keep as record
+
+    root = find_root()
+    out = record.keep(root, name)
+    size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
+    print(f"Kept in {out.relative_to(root)} ({size / 2**20:.1f} MiB); 'tepo readme' renews the README's results from it.")
+
+
+@app.command()
+def readme() -> None:
+    """Renew the results in README.md from the records it names."""
+    from tepo_core.pipeline.keep import write_readme
+
+    print("README.md: results renewed." if write_readme(find_root()) else "README.md: results are up to date.")
+
+
 def main() -> None:
     """Entry point: faults end as one line and exit code 1, never as a traceback."""
     from tepo_core.pipeline.runner import guarded

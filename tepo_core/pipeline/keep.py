@@ -88,9 +88,7 @@ def write_readme(root: Path) -> bool:
     path = root / "README.md"
     text = path.read_text(encoding="utf-8")
     if not MARKED.search(text):
-        raise RecordError(
-            f"README.md: no block of results; put {BEGIN.format(record='records/quick')!r} and {END!r} into it"
-        )
+        raise RecordError(f"README.md: no block of results; put {BEGIN.format(record='records/quick')!r} and {END!r} into it")
     new = MARKED.sub(lambda match: results(root / match[1]), text)
     path.write_text(new, encoding="utf-8")
     return new != text
