@@ -138,7 +138,7 @@ GOLD = make_gold(prompt=PROMPT, entry_point="total", tests="assert total([1, 2])
         ("    return sum(xs)\n", Outcome.CORRECT),
         ("    return sum(xs)\n\nprint(total([1]))\nassert False\n", Outcome.CORRECT),  # what follows the function is cut
         ("Here it is:\n```python\ndef total(xs: List[int]) -> int:\n    return sum(xs)\n```\nDone.", Outcome.CORRECT),
-        ("```python\ndef total(xs):\n  return 0\n```\nBetter:\n```python\ndef total(xs):\n  return sum(xs)\n```", Outcome.CORRECT),
+        ("```python\ndef total(xs):\n  return 0\n```\nOr:\n```python\ndef total(xs):\n  return sum(xs)\n```", Outcome.CORRECT),
         ("```python\ndef total(xs):\n    return sum(xs)\n```\nUse it:\n```python\nprint(total([1]))\n```", Outcome.CORRECT),
         ("def total(xs: List[int]) -> int:\n    return sum(xs)", Outcome.CORRECT),
         ("    return 3\n", Outcome.WRONG),
