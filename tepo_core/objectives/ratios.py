@@ -6,6 +6,8 @@ Every function takes d with zeros at padding, ``valid_BT`` with 1 on tokens and 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import hardtanh, pad
@@ -67,13 +69,14 @@ def block_ratio(
     end of a response needs no special case. ``disjoint``: tokens of one block share the ratio of the block's first token;
     otherwise a window slides with the token. ahead_log_ratio_BTK: d of the multi-token heads, [..., n - 1] for token t+n;
     without it the model's own d_i,t+n is used. Responses must be contiguous in their rows."""
-    total_BT, weight_BT = weights[0] * log_ratio_BT, weights[0] * valid_BT
-    for n, beta in enumerate(weights[1 : valid_BT.shape[-1]], start=1):
-        exists_BT = _shift(valid_BT, n)
-        ahead_BT = _shift(log_ratio_BT, n) if ahead_log_ratio_BTK is None else ahead_log_ratio_BTK[..., n - 1] * exists_BT
-        total_BT = torch.add(total_BT, ahead_BT, alpha=beta)
-        weight_BT = torch.add(weight_BT, exists_BT, alpha=beta)
+    if ahead_log_ratio_BTK is None:
+        total_BT = WindowSum.apply(log_ratio_BT, weights)
+    else:
+        total_BT = weights[0] * log_ratio_BT
+        for n, beta in enumerate(weights[1 : valid_BT.shape[-1]], start=1):
+            total_BT = total_BT + beta * pad(valid_BT[:, n:], (0, n)) * ahead_log_ratio_BTK[..., n - 1]
     if normalised:
+        weight_BT = WindowSum.apply(valid_BT, weights)
         total_BT = total_BT / weight_BT.clamp(min=weights[0])  # a token exists in its own window: this changes padding only
     if disjoint:
         position_BT = (valid_BT.cumsum(dim=-1).long() - 1).clamp(min=0)
@@ -83,6 +86,20 @@ def block_ratio(
     return exp_ratio(total_BT)
 
 
-def _shift(values_BT: Tensor, n: int) -> Tensor:
-    """values[t + n], zeros beyond the end."""
-    return pad(values_BT[:, n:], (0, n))
+class WindowSum(torch.autograd.Function):
+    """sum_n beta_n x[t + n] with zeros beyond the end, [B, T]; its derivative is the same sum looking back."""
+
+    @staticmethod
+    def forward(ctx: Any, values_BT: Tensor, weights: list[float]) -> Tensor:
+        ctx.weights = weights
+        total_BT = weights[0] * values_BT
+        for n, beta in enumerate(weights[1 : values_BT.shape[-1]], start=1):
+            total_BT[:, :-n].add_(values_BT[:, n:], alpha=beta)
+        return total_BT
+
+    @staticmethod
+    def backward(ctx: Any, upstream_BT: Tensor) -> tuple[Tensor, None]:
+        gradient_BT = ctx.weights[0] * upstream_BT
+        for n, beta in enumerate(ctx.weights[1 : upstream_BT.shape[-1]], start=1):
+            gradient_BT[:, n:].add_(upstream_BT[:, :-n], alpha=beta)
+        return gradient_BT, None

@@ -43,10 +43,13 @@ def clip_events(ratio_BT: Tensor, advantages_BT: Tensor, bounds: Bounds) -> tupl
 
 def held_at(values_BT: Tensor, *events: tuple[Tensor | None, float | None]) -> Tensor:
     """The values, and on the tokens of each (event, bound) that bound, which has no gradient. Events do not overlap."""
-    for event_BT, bound in events:
-        if event_BT is not None:
-            values_BT = values_BT * (1 - event_BT) + bound * event_BT
-    return values_BT
+    given = [(event_BT, bound) for event_BT, bound in events if event_BT is not None]
+    if not given:
+        return values_BT
+    held_BT = values_BT * (1 - sum(event_BT for event_BT, _ in given))
+    for event_BT, bound in given:
+        held_BT = torch.add(held_BT, event_BT, alpha=bound)
+    return held_BT
 
 
 def around_one(clip: Bounds | None) -> Bounds:
@@ -61,10 +64,9 @@ def ppo_clip(ratio_BT: Tensor, advantages_BT: Tensor, clip: Bounds | None, dual_
     With ``dual_clip`` c also >= c A where A < 0 (arXiv 1912.09729): r is held at c there."""
     low, high = bounds = around_one(clip)
     low_BT, high_BT = clip_events(ratio_BT, advantages_BT, bounds)
-    held_BT = held_at(ratio_BT, (low_BT, low), (high_BT, high))
-    if dual_clip is not None:
-        beyond_BT = positive(ratio_BT - dual_clip) * positive(-advantages_BT)
-        held_BT = held_at(held_BT, (beyond_BT, dual_clip))
+    beyond_BT = None if dual_clip is None else positive(ratio_BT - dual_clip) * positive(-advantages_BT)
+    held_BT = held_at(ratio_BT, (low_BT, low), (high_BT, high), (beyond_BT, dual_clip))
+    if beyond_BT is not None:
         high_BT = beyond_BT if high_BT is None else high_BT + beyond_BT
     return Surrogate(held_BT * advantages_BT, ratio_BT, low_BT, high_BT)
 
