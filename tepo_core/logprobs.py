@@ -77,7 +77,7 @@ def chosen_logprobs(
         entropy: False skips the entropy; the second output is then None.
         bias: V values added to the logits before the temperature, or None.
         chunk: largest number of logits held at once; the chunked path is then used whatever the size. None: the plain
-            form where all logits fit easily, else blocks of 2^20 logits (CPU) or 2^26 (GPU).
+            form where all logits fit easily, else blocks of 2^21 logits (CPU) or 2^26 (GPU).
 
     Returns:
         (logprobs_N, entropy_N), in nats, float32 (float64 for float64 inputs); both differentiable in hidden, weight

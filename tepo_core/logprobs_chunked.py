@@ -17,14 +17,14 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
-BLOCK_LOGITS = {"cpu": 2**20, "cuda": 2**26}
+BLOCK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
 _COMPILED: dict[str, object] = {}
 
 
 def block_shape(tokens: int, vocabulary: int, budget: int) -> tuple[int, int]:
-    """Tokens and vocabulary entries of one block, of at most ``budget`` logits. Blocks four times as wide as tall."""
+    """Tokens and vocabulary entries of one block, of at most ``budget`` logits. Blocks are at least twice as wide as tall."""
     rows = 1
-    while rows * 2 <= tokens and (rows * 2) ** 2 * 4 <= budget:
+    while rows * 2 <= tokens and (rows * 2) ** 2 * 2 <= budget:
         rows *= 2
     return rows, max(1, min(vocabulary, budget // rows))
 
@@ -78,6 +78,14 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """total += a @ b in place, accumulated in total's dtype (float32 or float64), never rounded to the inputs' dtype."""
+    if a.is_cuda and a.dtype != total.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -203,10 +211,9 @@ def _backward_blocks(
             # On a GPU the products run in the inputs' dtype with float32 accumulation; on the CPU in float32.
             narrow_nv = grad_nv.to(weight_vD.dtype) if grad_nv.is_cuda else grad_nv
             if need_hidden:
-                grad_hidden_ND[block] += _matmul(narrow_nv, weight_vD if grad_nv.is_cuda else weight_vD.to(wide))
+                _add_product(grad_hidden_ND[block], narrow_nv, weight_vD)
             if need_weight:
-                hidden_nD = hidden_ND[block] if grad_nv.is_cuda else hidden_ND[block].to(wide)
-                total_vD += _matmul(narrow_nv.T, hidden_nD)
+                _add_product(total_vD, narrow_nv.T, hidden_ND[block])
         if need_weight:
             grad_weight_VD[v : v + width] = total_vD
         if total_v is not None:
