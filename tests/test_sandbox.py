@@ -195,8 +195,9 @@ def benchmark(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "total", "expected"), [("humaneval", 164, set()), ("mbpp", 974, {"MBPP/123"})])
-def test_canonical_solutions(name, total, expected):
+@pytest.mark.parametrize(("name", "total", "slow"), [("humaneval", 164, set()), ("mbpp", 974, {"MBPP/123"})])
+def test_canonical_solutions(name, total, slow):
+    """MBPP/123 sums divisors by trial up to 9,999: 5 s of CPU time on one machine, beyond the limit of 20 s on a slower one."""
     from tepo_core.tasks.math_benchmarks import load_benchmark
 
     problems = load_benchmark(name, benchmark(f"{name}.jsonl").parent)
@@ -204,9 +205,8 @@ def test_canonical_solutions(name, total, expected):
     grader = CodeGrader(limits=Limits(timeout=20))
     golds = [p.answer for p in problems]
     solved = grader.grade(golds=golds, responses=[p.meta["canonical_solution"] for p in problems], truncated=[False] * total)
-    assert {p.id: g.outcome for p, g in zip(problems, solved, strict=True) if g.outcome is not Outcome.CORRECT} == {
-        name: Outcome.TIMEOUT for name in expected
-    }
+    apart = {p.id: g.outcome for p, g in zip(problems, solved, strict=True) if g.outcome is not Outcome.CORRECT}
+    assert set(apart) <= slow and set(apart.values()) <= {Outcome.TIMEOUT}, apart
     body = "    pass\n" if name == "humaneval" else "pass\n"
     empty = grader.grade(golds=golds, responses=[body] * total, truncated=[False] * total)
     assert not [p.id for p, g in zip(problems, empty, strict=True) if g.outcome is Outcome.CORRECT]
