@@ -61,9 +61,7 @@ class EvaluateResult:
         return frame[frame["sample"] < 0].groupby("split", sort=False).head(count).drop(columns="sample")
 
 
-def evaluate_run(
-    study: Study, task: str, method: str, seed: int, root: Path, out: Path | None = None
-) -> EvaluateResult:
+def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, out: Path | None = None) -> EvaluateResult:
     """Evaluate the policy of a training run, or of the warm-up when ``method`` is ``base``; write ``runs/evaluate/...``.
 
     Samples depend on the weights, the problem and the seed, so all methods of a seed answer with the same random numbers.
@@ -75,17 +73,18 @@ def evaluate_run(
     set_threads(study.compute)
     policy = load_policy(source, study.policy)
     policy.model.to(resolve_device(study.compute))
-    grader = make_grader(grader_kind(task))
+    graders = {split: make_grader(grader_kind(split if split in study.data.eval_sets else task)) for split in problems}
     engine = make_engine(study, policy, study.train)
     progress = Progress(sum(len(p) for p in problems.values()), f"evaluate {run_name(task, seed, method)}")
     try:
         samples = evaluate_policy(
-            engine, policy.tokenizer, problems, grader, cfg, (seed, task), _reporter(progress, len(problems)),
+            engine, policy.tokenizer, problems, graders, cfg, (seed, task), _reporter(progress, len(problems)),
             encode=policy.encode, context=policy.context,
         )  # fmt: skip
     finally:
         engine.close()
-        grader.close()
+        for grader in graders.values():
+            grader.close()
     settings = {split: settings_for(cfg, split) for split in problems}
     summary = summarise(samples, cfg.k, describe(settings))
     config = run_config(study, "evaluate", task, seed, method, evaluate=cfg.model_dump())

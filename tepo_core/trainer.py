@@ -75,7 +75,7 @@ class Trainer:
         set_threads(study.compute)
         device = resolve_device(study.compute)
         self.policy = with_adapters(load_policy(base, study.policy), study.policy, self.seed)
-        self._check_lengths(problems)
+        problems = self._fitting(problems)
         key = [
             self.train.model_dump(),
             self.method.options,
@@ -169,7 +169,7 @@ class Trainer:
         records.write_tables(self.work.folder, out)
         write_json(out / "config.json", run_config(
             self.study, "train", self.task, self.seed, self.name, preset=self.method.preset, objective=self.method.options,
-            train=self.train.model_dump(), rollout=self.study.rollout.model_dump(),
+            train=self.train.model_dump(), rollout=self.study.rollout.model_dump(), prompts_too_long=self.left_out,
         ))  # fmt: skip
         finish(out, self.stopped)
 
@@ -314,13 +314,21 @@ class Trainer:
     def _has_truth(self) -> bool:
         return grader_kind(self.task) == "exact"
 
-    def _check_lengths(self, problems: list) -> None:
-        longest = max(len(self.policy.encode(p.prompt)) for p in problems)
-        if longest + self.train.max_new_tokens > self.policy.context:
+    def _fitting(self, problems: list) -> list:
+        """The problems whose prompt leaves room for ``max_new_tokens``. Built-in tasks must fit as a whole; of a public set the
+        others are left out of training and counted in ``config.json``.
+
+        Raises :class:`ConfigError` when that leaves none."""
+        room = self.policy.context - self.train.max_new_tokens
+        lengths = [len(self.policy.encode(p.prompt)) for p in problems]
+        fitting = [p for p, length in zip(problems, lengths, strict=True) if length <= room]
+        self.left_out = len(problems) - len(fitting)
+        if not fitting or (self.left_out and self._has_truth()):
             raise ConfigError(
-                f"train.max_new_tokens = {self.train.max_new_tokens}: with prompts of up to {longest} tokens it exceeds the model's "
-                f"context of {self.policy.context}; allowed: at most {self.policy.context - longest}"
+                f"train.max_new_tokens = {self.train.max_new_tokens}: with prompts of up to {max(lengths)} tokens it exceeds "
+                f"the model's context of {self.policy.context}; allowed: at most {self.policy.context - max(lengths)}"
             )
+        return fitting
 
 
 @contextmanager

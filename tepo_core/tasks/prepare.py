@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Study
+from tepo_core.seeding import numpy_generator
 from tepo_core.tasks import arithmetic
+from tepo_core.tasks.benchmark_table import lookup
+from tepo_core.tasks.contamination import Contamination, remove_overlap
+from tepo_core.tasks.math_benchmarks import load_benchmark
 from tepo_core.tasks.problem import DataError, Problem, read_problems, write_problems
 
 SPLITS = ("train", "validation", "test", "long")
@@ -61,17 +65,20 @@ def prepare(study: Study, root: Path, out: Path | None = None) -> Prepared:
     """Generate or load the data sets of every (task, seed) into ``out`` (default ``data/prepared``)."""
     out = out or root / "data" / "prepared"
     manifests = {}
+    evaluation = {name: load_benchmark(name, study.data.benchmarks_dir) for name in study.data.eval_sets}
     for task in study.tasks:
         for seed in study.seeds:
             folder = out / f"{task}-s{seed}"
             folder.mkdir(parents=True, exist_ok=True)
-            if task not in ARITHMETIC_TASKS:
-                raise ConfigError(f"tasks: {task!r} is unknown; allowed: {', '.join(ARITHMETIC_TASKS)}")
-            manifests[folder.name] = _prepare_arithmetic(study, task, seed, folder)
+            make = _prepare_arithmetic if task in ARITHMETIC_TASKS else _prepare_benchmark
+            manifests[folder.name] = make(study, task, seed, folder, evaluation)
     return Prepared(out, manifests)
 
 
-def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path) -> dict[str, Any]:
+Evaluation = dict[str, list[Problem]]
+
+
+def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path, evaluation: Evaluation) -> dict[str, Any]:
     facts = arithmetic.plant_facts(task, seed) if task in arithmetic.PLANS else {}
     sizes = {
         "train": study.data.train_size,
@@ -90,16 +97,65 @@ def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path) -> dic
         (Problem(f"{task}-s{seed}-warmup-{i:05d}", prompt, response, "warmup") for i, (prompt, response) in enumerate(traces)),
     )
     write_json(folder / "facts.json", {key: asdict(fact) for key, fact in facts.items()})
-    return _write_manifest(
-        folder,
-        {
-            "task": task,
-            "seed": seed,
-            "profile": study.profile,
-            "counts": counts,
-            "notes": {"bad facts": sum(fact.bad for fact in facts.values())},
-        },
-    )
+    extra = {"notes": {"bad facts": sum(fact.bad for fact in facts.values())}}
+    return _finish_manifest(study, task, seed, folder, counts, evaluation, extra, None)
+
+
+def _prepare_benchmark(study: Study, task: str, seed: int, folder: Path, evaluation: Evaluation) -> dict[str, Any]:
+    """Splits of a public training set: what overlaps with an evaluation set goes first, the rest is shuffled by the seed.
+
+    Raises :class:`ConfigError` when it holds fewer problems than the splits ask for, or a warm-up is asked of a set that has no
+    worked solutions."""
+    sizes = {"validation": study.data.validation_size, "test": study.data.test_size, "train": study.data.train_size}
+    problems, overlap = load_benchmark(task, study.data.benchmarks_dir), None
+    if evaluation:
+        kept, overlap = remove_overlap(problems, evaluation)
+        problems = kept if study.data.remove_contamination else problems
+    needed = sizes["validation"] + sizes["test"] + 1
+    if len(problems) < needed:
+        raise ConfigError(
+            f"data: {task} has {len(problems)} problems, too few for validation_size + test_size + 1 = {needed}; lower them"
+        )
+    order = numpy_generator(seed, task, "splits").permutation(len(problems))
+    counts, start = {}, 0
+    for split, size in sizes.items():
+        chosen = [replace(problems[i], split=split) for i in order[start : start + size]]
+        counts[split] = write_problems(folder / f"{split}.jsonl", chosen)
+        start += size
+    counts["warmup"] = write_problems(folder / "warmup.jsonl", _worked_solutions(study, task, folder))
+    write_json(folder / "facts.json", {})
+    extra = {"notes": {"removed for overlap": len(overlap.training_ids) if overlap and study.data.remove_contamination else 0}}
+    return _finish_manifest(study, task, seed, folder, counts, evaluation, extra, overlap)
+
+
+def _worked_solutions(study: Study, task: str, folder: Path) -> list[Problem]:
+    """Warm-up traces of a training set: its own solutions, ended by the boxed answer. None when there is no warm-up."""
+    if study.warmup.steps == 0:
+        return []
+    solved = [p for p in read_problems(folder / "train.jsonl") if p.meta.get("solution")]
+    if not solved:
+        raise ConfigError(f"warmup.steps = {study.warmup.steps}: {task} has no worked solutions to learn from; set it to 0")
+    traces = [Problem(f"{p.id}-warmup", p.prompt, f"{p.meta['solution']}\n\\boxed{{{p.answer}}}", "warmup") for p in solved]
+    return traces[: study.data.warmup_size]
+
+
+def _finish_manifest(
+    study: Study,
+    task: str,
+    seed: int,
+    folder: Path,
+    counts: dict[str, int],
+    evaluation: Evaluation,
+    extra: dict[str, Any],
+    overlap: Contamination | None,
+) -> dict[str, Any]:
+    """Write the evaluation sets beside the splits, and the manifest."""
+    for name, problems in evaluation.items():
+        counts[name] = write_problems(folder / f"{name}.jsonl", problems)
+    if overlap:
+        rows = [{"split": name, **found} for name, found in overlap.counts().items()]
+        write_json(folder / "contamination.json", rows)
+    return _write_manifest(folder, {"task": task, "seed": seed, "profile": study.profile, "counts": counts, **extra})
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +193,6 @@ def load_facts(folder: Path) -> dict[str, arithmetic.Fact]:
     return {key: arithmetic.Fact(**fact) for key, fact in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def grader_kind(task: str) -> str:
-    """Which grader a task's answers need (see :func:`tepo_core.grading.grade.make_grader`)."""
-    return "exact" if task in ARITHMETIC_TASKS else "math"
+def grader_kind(name: str) -> str:
+    """Which grader the answers of a task or evaluation set need (see :func:`tepo_core.grading.grade.make_grader`)."""
+    return "exact" if name in ARITHMETIC_TASKS else lookup(name).kind
