@@ -87,7 +87,7 @@ def test_headline_and_answer(analysis) -> None:
     assert row["gain"] == pytest.approx(row["accuracy"] - analysis.headline.set_index("method").loc["base", "accuracy"])
     assert row["time_ratio"] < 1  # twice as fast by construction
     (line,) = json.loads((analysis.out / "analysis.json").read_text(encoding="utf-8"))["answer"]
-    assert line.startswith("On facts, tepo_kl ") and "over 3 seeds" in line
+    assert line.startswith("On facts, tepo_kl ") and ", 3 seeds" in line
     assert number(-0.1234) == "−0.123" and number(None) == "–" and between(0.1, None) == ""
 
 
@@ -234,7 +234,7 @@ def test_a_study_with_holes_is_analysed_and_says_so(root: Path, study, tmp_path:
     )  # one seed: a number, no interval
     assert pd.notna(row["accuracy"]) and pd.notna(row["difference"])
     lines = json.loads((found.out / "analysis.json").read_text(encoding="utf-8"))["answer"]
-    assert "cannot be compared with an interval" in lines[0]
+    assert "cannot be judged against grpo" in lines[0] and "1 seed (one seed, so no interval)." in lines[0]
     verdicts = {v.claim.id: v for v in found.verdicts}
     assert verdicts["tepo-kl-accuracy"].verdict == "NOT TESTED"
 

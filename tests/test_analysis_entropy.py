@@ -34,8 +34,11 @@ def test_standard_errors_match_repeated_experiments() -> None:
 
 def test_law_needs_points_and_spread() -> None:
     assert fit_law([0.5] * 10, np.linspace(0, 1, 10)) is None
-    assert fit_law([0.1, 0.2, 0.3], [1, 2, 3]) is None
-    assert fit_law([0.1, float("nan"), 0.3, 0.4, 0.5], [1, 2, 3, float("nan"), 5]) is None  # three points are left
+    assert fit_law(np.arange(7) / 7, np.arange(7)) is None
+    reward = np.arange(8.0)
+    assert fit_law(np.arange(8) / 8, reward) is not None
+    reward[3] = float("nan")
+    assert fit_law(np.arange(8) / 8, reward) is None  # seven points are left
 
 
 def test_extrapolation_error_is_that_of_the_rest() -> None:

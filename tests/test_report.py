@@ -18,6 +18,7 @@ from tepo_core.config import ConfigError
 from tepo_core.report import sections
 from tepo_core.report.build import MOST_BYTES, build_report
 from tepo_core.report.methods import flatten, mathml
+from tepo_core.report.notebooks import equations_as_mathml
 from tepo_core.report.provenance import collect, git_state, wall_times
 from tepo_core.report.tables import Cell, interval_cell, number_cell
 from tepo_core.report.tokens import shade, token_view
@@ -180,6 +181,7 @@ def test_one_page_for_each_notebook_of_a_declared_run(report) -> None:
     assert page.name == "train-facts-grpo-s0.html"
     assert '<details class="code"><summary>Code</summary>' in text and "hello" in text
     assert re.search(r'<a href="#grpo-results">grpo results</a>', text) and 'id="grpo-results"' in text
+    assert "<math" in text and "$x^2$" not in text
     assert "alert(1)" not in text and "<td>7</td>" in text
     assert "../index.html" in text
 
@@ -287,7 +289,7 @@ def test_git_state_ignores_what_the_pipeline_writes(tmp_path: Path) -> None:
 def test_token_view(root: Path, study) -> None:
     from tepo_core.analysis.runs import load_runs
 
-    views = token_view(load_runs(study, root), ["facts"])
+    views = token_view(load_runs(study, root), ["facts"], root / "data/prepared")
     assert {v["method"] for v in views} == {"grpo", "tepo_kl", "tepo_kl_all"} and {v["seed"] for v in views} == {0}
     assert {v["moment"] for v in views} == {"before", "after"} and {v["step"] for v in views} == {1, 11}
     view = views[0]
@@ -331,6 +333,9 @@ def test_cells() -> None:
 
 def test_equations_become_mathml() -> None:
     assert mathml(r"\frac{1}{N}\sum_i s_i A_i").startswith("<math") and "\n" not in mathml("a+b")
+    text = equations_as_mathml("with $x^2$ and `$HOME` costs 5\\$ or 6\\$, then $$\\sum_i a_i$$ end")
+    assert text.count("<math") == 2 and "`$HOME`" in text and 'display="block"' in text and "5\\$ or 6\\$" in text
+    assert equations_as_mathml("$a_$") == "$a_$"  # what cannot be converted stays
     assert list(flatten({"clip": [0.2, 0.28], "kl": {"beta": 0.1, "mask": "tepo"}, "p": None})) == [
         ("clip", "[0.2, 0.28]"),
         ("kl.beta", "0.1"),

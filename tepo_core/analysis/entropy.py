@@ -24,6 +24,10 @@ def entropy_kept(entropy: Sequence[float], share: float = 0.1) -> float | None:
     return end / start if start and end is not None else None
 
 
+FEWEST = 8
+"""Rollouts below which no law is fitted: two parameters through a handful of points explain anything."""
+
+
 @dataclass(frozen=True)
 class Law:
     """Least-squares fit of R = -a exp(H) + b. ``ceiling`` is b - a, the reward predicted at H = 0; *_se are standard errors."""
@@ -46,13 +50,14 @@ def fit_law(entropy: Sequence[float], reward: Sequence[float]) -> Law | None:
     """Fit the entropy law of arXiv 2505.22617 (equation 1) to one run's rollouts.
 
     Ordinary least squares of R on exp(H). The standard errors assume independent residuals; along a run they are not, so
-    spread between seeds is the better guide. ``None`` with fewer than four finite points or without spread in H."""
+    spread between seeds is the better guide. ``None`` with fewer than :data:`FEWEST`
+    finite points or without spread in H."""
     h, r = np.asarray(entropy, dtype=float), np.asarray(reward, dtype=float)
     keep = np.isfinite(h) & np.isfinite(r)
     x, y = np.exp(h[keep]), r[keep]
     n = len(x)
     spread = float(((x - x.mean()) ** 2).sum()) if n else 0.0
-    if n < 4 or spread <= 1e-18 * n:
+    if n < FEWEST or spread <= 1e-18 * n:
         return None
     slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
     b = float(y.mean() - slope * x.mean())

@@ -72,7 +72,7 @@ def decided(found: pd.Series | None) -> str:
 
 WORDS = {
     "higher": "is better than", "lower": "is worse than", "undecided": "cannot be told apart from",
-    "unknown": "cannot be compared with an interval with",
+    "unknown": "cannot be judged against",
 }  # fmt: skip
 
 
@@ -89,9 +89,11 @@ def answer(book: Book) -> list[str]:
                 continue
             text = (
                 f"On {task}, {method} {WORDS[decided(found)]} {reference}: held-out accuracy differs by "
-                f"{number(found['estimate'], sign=True)}{between(found['low'], found['high'], sign=True)} over "
-                f"{int(found['n'])} seeds"
+                f"{number(found['estimate'], sign=True)}{between(found['low'], found['high'], sign=True)}, "
+                f"{int(found['n'])} {'seed' if found['n'] == 1 else 'seeds'}"
             )
+            if decided(found) == "unknown":
+                text += f" ({found['reason']}, so no interval)"
             if decided(found) == "undecided" and pd.notna(found["seeds_needed"]):
                 text += f"; if the true difference is the one observed, about {int(found['seeds_needed'])} seeds would show it"
             elif decided(found) == "undecided":

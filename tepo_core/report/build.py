@@ -146,7 +146,7 @@ def page_context(
         "tables": [t for t in shown if t is not None and t.rows],
         "sensitivity": sections.sensitivity(book, study),
         "downloads": {**downloads, "headline": (analysis_dir / "headline.csv").read_text(encoding="utf-8")},
-        "tokens": token_view(runs, book.tasks),
+        "tokens": token_view(runs, book.tasks, root / "data" / "prepared"),
         "paper": sections.paper_table(root, book),
         "data": sections.data_tables(root, study),
         "methods": method_cards(book, facts["objectives"]),

@@ -45,10 +45,12 @@ def method_cards(book: Book, objectives: dict[str, Any]) -> list[MethodCard]:
     return cards
 
 
-def mathml(latex: str) -> str:
-    """LaTeX as MathML for display. Raises ``ValueError`` naming the equation where it cannot be converted."""
+def mathml(latex: str, block: bool = True) -> str:
+    """LaTeX as MathML, on a line of its own or inside one.
+
+    Raises ``ValueError`` naming the equation where it cannot be converted."""
     try:
-        return re.sub(r"\s*\n\s*", "", convert(latex, display="block"))
+        return re.sub(r"\s*\n\s*", "", convert(latex, display="block" if block else "inline"))
     except Exception as error:  # latex2mathml raises its own kinds without a common base
         raise ValueError(f"equation {latex!r} cannot be turned into MathML: {type(error).__name__}: {error}") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import nbformat
@@ -12,6 +11,8 @@ from jinja2 import Environment
 from nbconvert import HTMLExporter
 from nbconvert.filters import Highlight2HTML
 from pygments.formatters import HtmlFormatter
+
+from tepo_core.report.methods import mathml
 
 HERE = Path(__file__).parent
 HEADING = re.compile(r'<h([1-3]) id="([^"]*)">(.*?)(?:<a class="anchor-link".*?</a>)?</h\1>', re.DOTALL)
@@ -68,6 +69,8 @@ class NotebookPages:
         except Exception as error:  # nbformat raises many kinds
             raise ValueError(f"{notebook}: not a notebook ({error}); run its stage again") from None
         for cell in node.cells:
+            if cell.cell_type == "markdown":
+                cell.source = equations_as_mathml(cell.source)
             for output in cell.get("outputs", []):
                 for kind in ("application/javascript", "application/vnd.jupyter.widget-view+json"):
                     output.get("data", {}).pop(kind, None)
@@ -80,6 +83,26 @@ class NotebookPages:
         return self._template.render(title=title, css=self._css, body=body, contents=contents)
 
 
+CODE_OR_MATH = re.compile(r"```.*?```|`[^`]*`|\$\$(?P<block>.+?)\$\$|(?<!\\)\$(?P<inline>[^\s$](?:[^$]*[^\s$])?)\$", re.DOTALL)
+
+
+def equations_as_mathml(markdown: str) -> str:
+    """Markdown whose $...$ and $$...$$ are MathML, which browsers draw without a script; code is left alone.
+
+    What cannot be converted stays as it was written."""
+
+    def converted(match: re.Match) -> str:
+        latex = match["block"] or match["inline"]
+        if latex is None:
+            return match[0]
+        try:
+            return mathml(latex, block=match["block"] is not None)
+        except ValueError:
+            return match[0]
+
+    return CODE_OR_MATH.sub(converted, markdown)
+
+
 def code_css() -> str:
     """Colours of highlighted code, in light and dark."""
     light = HtmlFormatter(style="default").get_style_defs(".highlight")
@@ -89,8 +112,3 @@ def code_css() -> str:
     night = [line for line in dark.splitlines() if line.startswith(":root")]
     wide = [line for line in auto.splitlines() if line.startswith(":root")]
     return "\n".join([*keep, *night, "@media (prefers-color-scheme: dark) {", *wide, "}"])
-
-
-def plain(text: str) -> str:
-    """Text safe inside HTML."""
-    return escape(text)

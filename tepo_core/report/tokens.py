@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -20,52 +21,53 @@ LONGEST = 400
 """Tokens of a response that are shown; longer ones say that they are cut."""
 
 
-def token_view(runs: RunSet, tasks: Iterable[str]) -> list[dict]:
+def token_view(runs: RunSet, tasks: Iterable[str], data: Path) -> list[dict]:
     """Responses of one seed a method: right and wrong ones, at the first and the last recorded rollout.
 
     Each: task, method, seed, moment (before | after), step, correct, prompt, cut, tokens (columns text, kind and
-    :data:`FIELDS`)."""
+    :data:`FIELDS`). ``data``: folder of the prepared problems, for prompts."""
     shown = []
     for task in tasks:
         for method in runs.methods:
             for seed, run in runs.of(task, method).items():
-                found = _of_run(run.folder)
+                found = _of_run(run.folder, data / f"{task}-s{seed}" / "train.jsonl")
                 if found:
                     shown += [{"task": task, "method": method, "seed": seed, **view} for view in found]
                     break  # one seed is enough to look at
     return shown
 
 
-def _of_run(folder: Path) -> list[dict]:
-    tokens_path, responses_path = folder / "tokens.parquet", folder / "responses.parquet"
+def _prompts(folder: Path, problems: Path, wanted: set[str]) -> dict[str, str]:
+    """Prompt of each wanted problem id: from the run's recorded responses, else from the problems it was trained on."""
+    found: dict[str, str] = {}
+    if (folder / "responses.parquet").is_file():
+        table = pq.read_table(folder / "responses.parquet", columns=["prompt_id", "prompt"]).to_pandas()
+        found = dict(zip(table["prompt_id"].astype(str), table["prompt"].astype(str), strict=True))
+    if wanted - set(found) and problems.is_file():
+        with problems.open(encoding="utf-8") as lines:
+            found |= {record["id"]: record["prompt"] for record in map(json.loads, lines) if record["id"] in wanted}
+    return found
+
+
+def _of_run(folder: Path, problems: Path) -> list[dict]:
+    tokens_path = folder / "tokens.parquet"
     if not tokens_path.is_file():
         return []
     tokens = pq.read_table(tokens_path).to_pandas()
     if not len(tokens):
         return []
-    prompts = {}
-    if responses_path.is_file():
-        table = pq.read_table(responses_path, columns=["step", "response", "prompt"]).to_pandas()
-        prompts = dict(zip(zip(table["step"], table["response"], strict=True), table["prompt"], strict=True))
     steps = sorted(tokens["step"].unique())
-    views = []
+    views, prompt_ids = [], []
     for moment, step in dict.fromkeys((("before", steps[0]), ("after", steps[-1]))):
         here = tokens[tokens["step"] == step]
         for correct in (True, False):
-            chosen = sorted(here.loc[here["correct"] == correct, "response"].unique())[:EACH]
-            for response in chosen:
+            for response in sorted(here.loc[here["correct"] == correct, "response"].unique())[:EACH]:
                 rows = here[here["response"] == response].sort_values("position")
-                views.append(
-                    {
-                        "moment": moment,
-                        "step": int(step),
-                        "correct": correct,
-                        "prompt": str(prompts.get((step, response), ""))[-600:],
-                        "cut": len(rows) > LONGEST,
-                        "tokens": _columns(rows.head(LONGEST)),
-                    }
-                )
-    return views
+                prompt_ids.append(str(rows["prompt_id"].iloc[0]))
+                views.append({"moment": moment, "step": int(step), "correct": correct, "cut": len(rows) > LONGEST})
+                views[-1]["tokens"] = _columns(rows.head(LONGEST))
+    prompts = _prompts(folder, problems, set(prompt_ids))
+    return [{**view, "prompt": prompts.get(i, i)[-600:]} for view, i in zip(views, prompt_ids, strict=True)]
 
 
 def _columns(rows: pd.DataFrame) -> dict[str, list]:
