@@ -71,11 +71,19 @@ BAD_PARAMETERS = {
     ),
     "unknown task": (
         ("tasks: [facts]", "tasks: [fact]"),
-        ["'fact'", "did you mean 'facts'", "allowed: facts, facts_hard, noise"],
+        ["tasks: 'fact' is unknown", "did you mean 'facts'", "allowed: facts, facts_hard, noise"],
     ),
     "unknown split": (
         ("splits: [test, long]", "splits: [tset]"),
-        ["evaluate.splits", "'tset'", "did you mean 'test'", "long"],
+        ["evaluate.splits: 'tset'", "did you mean 'test'", "long"],
+    ),
+    "unknown evaluation set": (
+        ("eval_sets: []", "eval_sets: [amc24]"),
+        ["data.eval_sets: 'amc24'", "did you mean 'amc23'"],
+    ),
+    "no benchmarks": (
+        ("benchmarks_dir: null", "benchmarks_dir: nowhere"),
+        ["data.benchmarks_dir = 'nowhere'", "no such folder"],
     ),
     "k above n": (("k: [1, 2, 4]", "k: [1, 8]"), ["k = 8", "samples = 4"]),
     "name of a folder": (("profile: smoke", "profile: ../x"), ["'../x'", "folder name"]),

@@ -1,114 +1,58 @@
-"""dvc.yaml says what the code does: places, dependencies, parameters."""
+"""dvc.yaml and the runner agree, and what a stage depends on is what its code uses."""
 
 from __future__ import annotations
 
-import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+from pipeline_project import ROOT, write_notebook
 from ruamel.yaml import YAML
 
 from tepo_core.config import Study, load_study
-from tepo_core.pipeline.normalise import read_notebook
-from tepo_core.pipeline.stages import AXES, REPORT_PARTS, Run, all_runs
+from tepo_core.pipeline.build import write_build
+from tepo_core.pipeline.dependencies import code_hashes, imported_modules, module_file
+from tepo_core.pipeline.normalise import NotebookNode, read_notebook
+from tepo_core.pipeline.stages import AXES, PARAMETERS, REPORT_PARTS, Run, all_runs
 from tepo_core.run_record import run_folder
 
-ROOT = Path(__file__).parents[1]
 STAGES = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-# They only hand values on; every value is itself a parameter that dvc.yaml names.
-PLUMBING = ("tepo_core.config", "tepo_core.progress", "tepo_core.pipeline", "tepo_core.integrations")
-
 # Groups that the modules of a stage mention without letting them decide its results, and why that is so.
 HANDED_ON = {
     "warmup": {"data": "arrives as files; named in the checkpoint's key"},
     "train": {"data": "arrives as files", "warmup": "arrives as the base policy"},
-    "evaluate": {"data": "arrives as files", "train": "arrives as the policy; its temperature only sets up vLLM"},
-    "evaluate_base": {"data": "arrives as files", "train": "its temperature only sets up vLLM"},
+    "evaluate": {
+        "data": "arrives as files",
+        "warmup": "worked solutions arrive as files",
+        "train": "arrives as the policy; its temperature only sets up vLLM",
+    },
+    "evaluate_base": {
+        "data": "arrives as files",
+        "warmup": "arrives as the policy",
+        "train": "its temperature only sets up vLLM",
+    },
 }
 
 
 @cache
-def module_file(name: str) -> Path | None:
-    base = ROOT.joinpath(*name.split("."))
-    return next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
-
-
-@cache
-def imported(source: str, package: str) -> set[str]:
-    """Modules of the project that a piece of code imports, also inside functions, but not for type checking alone."""
-    found: set[str] = set()
-    tree = ast.parse(source)
-    typing_only = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for child in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parent = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
-            base = f"{parent}.{node.module}" if node.level and node.module else node.module or parent
-            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.startswith("tepo_core.") and module_file(name)}
-
-
-def closure(source: str) -> set[str]:
-    """All modules of the project that run when ``source`` runs, plumbing left out."""
-    todo, seen = imported(source, "tepo_core"), set()
-    while todo:
-        name = todo.pop()
-        if name in seen or name.startswith(PLUMBING):
-            continue
-        seen.add(name)
-        path = module_file(name)
-        package = name if path.name == "__init__.py" else name.rsplit(".", 1)[0]
-        todo |= imported(path.read_text(encoding="utf-8"), package)
-    return seen
-
-
-@cache
-def notebook_source(stage: str) -> str:
-    notebook = read_notebook(ROOT / "notebooks" / f"{stage}.ipynb")
-    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-
-
-def place(module: str) -> str:
-    """The dependency that covers a module: its package's folder, or the file of a module at the top."""
-    parts = module.split(".")
-    path = module_file(module)
-    if len(parts) == 2 and path.name != "__init__.py":
-        return f"tepo_core/{parts[1]}.py"
-    return f"tepo_core/{parts[1]}"
-
-
-@pytest.mark.parametrize("stage", list(AXES))
-def test_code_dependencies_are_the_imports_of_the_notebook(stage: str) -> None:
-    wanted = {place(module) for module in closure(notebook_source(stage))}
-    listed = {dep for dep in STAGES[stage]["deps"] if dep.startswith("tepo_core/")}
-    assert listed == wanted, (
-        f"stage {stage} in dvc.yaml: add {sorted(wanted - listed)}, remove {sorted(listed - wanted)}"
-    )
+def notebook(stage: str) -> NotebookNode:
+    return read_notebook(ROOT / "notebooks" / f"{stage}.ipynb")
 
 
 @pytest.mark.parametrize("stage", list(AXES))
 def test_parameter_groups_that_the_code_reads_are_listed(stage: str) -> None:
     groups = set(Study.model_fields) - {"variants"}
     used: set[str] = set()
-    for module in closure(notebook_source(stage)):
-        text = module_file(module).read_text(encoding="utf-8")
+    for module in imported_modules(ROOT, notebook(stage)):
+        text = module_file(ROOT, module).read_text(encoding="utf-8")
         used |= {group for group in re.findall(r"\bstudy\.([a-z_]+)", text) if group in groups}
     if stage not in ("analyse", "report"):  # an axis: the matrix hands it in
         used -= {"tasks", "seeds", "methods"} if AXES[stage] else {"methods"}
-    listed = set(STAGES[stage]["params"])
     used -= set(HANDED_ON.get(stage, ()))
-    assert used <= listed, f"stage {stage} in dvc.yaml: params misses {sorted(used - listed)}"
-    assert "profile" in listed
+    assert used <= set(PARAMETERS[stage]), f"PARAMETERS of {stage} misses {sorted(used - set(PARAMETERS[stage]))}"
+    assert "profile" in PARAMETERS[stage], "every artifact carries the profile's name"
 
 
 @pytest.mark.parametrize("stage", list(AXES))
@@ -129,6 +73,82 @@ def test_outputs_command_and_inputs_agree_with_the_runner(stage: str) -> None:
     deps = [filled(dep) for dep in STAGES[stage]["deps"]]
     for needed in run.inputs(study):
         assert any(needed.as_posix() == dep or needed.as_posix().startswith(dep + "/") for dep in deps), needed
+    standing = [f"build/code/{stage}.json", f"build/notebooks/{stage}.ipynb", f"build/parameters/{stage}.json"]
+    assert set(standing) <= set(deps)
+    assert ("build/methods/grpo.json" in deps) == (stage == "train")
+
+
+def test_the_code_of_each_stage() -> None:
+    code = {stage: set(code_hashes(ROOT, notebook(stage))) for stage in AXES}
+    assert {"tepo_core/trainer.py", "tepo_core/objectives/methods.py", "tepo_core/rollout/vllm_worker.py"} <= code[
+        "train"
+    ]
+    assert "tepo_core/supervised.py" in code["warmup"] and "tepo_core/trainer.py" not in code["warmup"]
+    for stage in ("prepare", "warmup", "train", "evaluate", "evaluate_base"):
+        assert not any(name.startswith(("tepo_core/report", "tepo_core/analysis")) for name in code[stage]), stage
+    assert any(name.endswith((".html", ".j2", ".css")) for name in code["report"]), "templates decide the report, too"
+    for names in code.values():
+        assert not any("pipeline" in name or "__pycache__" in name or name == "tepo_core/config.py" for name in names)
+
+
+def test_imports_are_followed(tmp_path: Path) -> None:
+    package = tmp_path / "tepo_core"
+    for name, text in {
+        "a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tepo_core import typed\n"
+                "def f():\n    from tepo_core.sub import lazy\n",
+        "sub/__init__.py": "",
+        "sub/lazy.py": "from . import sibling\nfrom .sibling import x\nfrom ..b import y\n",
+        "sub/sibling.py": "x = 1\n",
+        "sub/started_as_a_script.py": "",
+        "sub/page.html": "<p>",
+        "sub/__pycache__/lazy.pyc": "",
+        "b.py": "import tepo_core.c\ny = 1\n",
+        "c.py": "import json\nfrom tepo_core.config import Study\n",
+        "typed.py": "",
+        "other.py": "",
+        "config.py": "import tepo_core.other\n",
+    }.items():  # fmt: skip
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    write_notebook(tmp_path / "n.ipynb", "from tepo_core.a import f")
+    hashes = code_hashes(tmp_path, read_notebook(tmp_path / "n.ipynb"))
+    sub = ["__init__.py", "lazy.py", "page.html", "sibling.py", "started_as_a_script.py"]
+    assert list(hashes) == [
+        "tepo_core/a.py",
+        "tepo_core/b.py",
+        "tepo_core/c.py",
+        *(f"tepo_core/sub/{name}" for name in sub),
+    ]
+    before = hashes.copy()
+    (package / "sub" / "page.html").write_text("<p>new")
+    after = code_hashes(tmp_path, read_notebook(tmp_path / "n.ipynb"))
+    assert [name for name in after if after[name] != before[name]] == ["tepo_core/sub/page.html"]
+
+
+def test_build_holds_resolved_methods_and_parameters(tmp_path: Path) -> None:
+    for name in ("notebooks", "tepo_core"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    study = load_study(ROOT / "profiles" / "smoke.yaml")
+    wide = {"preset": "grpo", "clip": [0.2, 0.4], "train": {"lr": 2e-5}}
+    write_build(tmp_path, study.model_copy(update={"methods": ["grpo", "wide"], "variants": {"wide": wide}}))
+    methods = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "build" / "methods").iterdir()}
+    assert set(methods) == {"grpo", "wide"}
+    assert methods["wide"]["preset"] == "grpo" and methods["wide"]["train"]["lr"] == 2e-5
+    assert methods["wide"]["objective"]["clip"] == [0.2, 0.4] and methods["grpo"]["train"]["lr"] == study.train.lr
+    first = {path: path.read_bytes() for path in (tmp_path / "build").rglob("*.json")}
+    write_build(tmp_path, study.model_copy(update={"methods": ["grpo", "wide"], "variants": {"wide": wide}}))
+    assert first == {path: path.read_bytes() for path in (tmp_path / "build").rglob("*.json")}
+    # another learning rate: the methods that do not set their own, the analysis that reads it, the report that shows it
+    changed = study.train.model_copy(update={"lr": 1e-5})
+    write_build(
+        tmp_path, study.model_copy(update={"methods": ["grpo", "wide"], "variants": {"wide": wide}, "train": changed})
+    )
+    stale = [
+        path.relative_to(tmp_path / "build").as_posix()
+        for path, content in first.items()
+        if path.read_bytes() != content
+    ]
+    assert sorted(stale) == ["methods/grpo.json", "parameters/analyse.json", "parameters/report.json"]
 
 
 def test_folders_are_those_of_the_run_record() -> None:

@@ -32,11 +32,17 @@ def put(path, value):
     path.write_text(str(value))
 if stage == "normalise":
     sys.path.insert(0, os.environ["PROJECT_CODE"])
+    from tepo_core.pipeline.dependencies import code_hashes
     from tepo_core.pipeline.normalise import normalise, read_notebook, to_text
+    from tepo_core.pipeline.stages import PARAMETERS
     for path in pathlib.Path("notebooks").glob("*.ipynb"):
-        put(f"build/notebooks/{path.name}", to_text(normalise(read_notebook(path))))
+        notebook = normalise(read_notebook(path))
+        put(f"build/notebooks/{path.name}", to_text(notebook))
+        if path.stem in PARAMETERS:
+            put(f"build/code/{path.stem}.json", json.dumps(code_hashes(pathlib.Path.cwd(), notebook)))
+            put(f"build/parameters/{path.stem}.json", json.dumps({g: study[g] for g in PARAMETERS[path.stem]}))
     for method in study["methods"]:
-        put(f"build/methods/{method}.json", study["variants"].get(method))
+        put(f"build/methods/{method}.json", json.dumps([study["variants"].get(method), study["train"]]))
 elif stage == "prepare":
     for task in study["tasks"]:
         for seed in study["seeds"]:
@@ -145,10 +151,12 @@ def test_what_a_change_runs_again(project: Project) -> None:
     assert project.metrics()["methods"] == ["grpo", "own"]
     assert (project.folder / "runs" / "train" / "facts-tepo_kl-s0").is_dir()
 
-    # code of the report
+    # code of the report; code that only hands values on
     (project.folder / "tepo_core" / "report" / "new.py").write_text("x = 1\n")
     (project.folder / "tepo_core" / "report" / "__pycache__").mkdir()
-    assert project.dvc("repro") == ["report"]
+    assert project.dvc("repro") == ["normalise", "report"]
+    (project.folder / "tepo_core" / "pipeline" / "stages.py").open("a").write("\n")
+    assert project.dvc("repro") == ["normalise"]
 
 
 def test_results_lost_or_changed_behind_dvc_come_back(project: Project) -> None:

@@ -185,25 +185,6 @@ def headline() -> None:
 
 
 @app.command()
-def keep(name: Annotated[str, typer.Argument(help="Name of the record: a folder under records/.")]) -> None:
-    """Copy the record of the finished study (no weights, no samples) to records/NAME, to be committed."""
-    from tepo_core.pipeline.keep import keep as keep_record
-
-    root = find_root()
-    print(f"Kept in {keep_record(root, name).relative_to(root)}")
-
-
-@app.command()
-def readme() -> None:
-    """Write the results in README.md anew from the records that it names."""
-    from tepo_core.pipeline.keep import write_readme
-
-    print(
-        "README.md: results renewed" if write_readme(find_root()) else "README.md: the results are those of the record"
-    )
-
-
-@app.command()
 def keep(name: Annotated[str, typer.Argument(help="Folder below records/, for example the profile's name.")]) -> None:
     """Copy the record of the finished study (metrics, summaries, analysis, report; no weights) to records/NAME."""
     from tepo_core.pipeline import keep as record

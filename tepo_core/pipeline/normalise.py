@@ -1,22 +1,11 @@
-"""Notebook sources without what JupyterLab changes, so that opening and running a notebook never makes a stage stale.
-
-The ``normalise`` stage writes, for the other stages to depend on:
-
-- ``build/notebooks/``: normalised copies of ``notebooks/*.ipynb``;
-- ``build/methods/<method>.json``: each method's resolved objective and training parameters, so that adding a variant trains
-  only that variant.
-"""
+"""Notebook sources without what JupyterLab changes, so that opening and running a notebook never makes a stage stale."""
 
 from __future__ import annotations
 
 import ast
-import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
-
-from tepo_core.config import Study
 
 # jsonschema tries this optional package for one string format that notebooks do not use; its import compiles a grammar
 # for three seconds. A stage runs in seconds, and there are dozens of them.
@@ -108,31 +97,3 @@ def check_parameters(declared: dict[str, type], given: dict[str, Any], name: str
                 f"{name}: parameter {parameter!r} = {value!r} is {type(value).__name__}; "
                 f"allowed: {declared[parameter].__name__}"
             )
-
-
-def write_build(root: Path, study: Study) -> None:
-    """The ``normalise`` stage. Files that stay equal are written again with equal bytes; others disappear."""
-    notebooks = root / "build" / "notebooks"
-    _fresh(notebooks)
-    for path in sorted((root / "notebooks").glob("*.ipynb")):
-        (notebooks / path.name).write_text(to_text(normalise(read_notebook(path))), encoding="utf-8")
-    _write_methods(root / "build" / "methods", study)
-
-
-def _write_methods(folder: Path, study: Study) -> None:
-    from tepo_core.objectives.methods import resolve  # imports torch: not wanted at the start of every stage
-
-    _fresh(folder)
-    for name in study.methods:
-        method = resolve(name, study.variants)
-        values = {
-            "preset": method.preset,
-            "objective": method.options,
-            "train": study.train_for(name).model_dump(mode="json"),
-        }
-        (folder / f"{name}.json").write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _fresh(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)

@@ -131,7 +131,7 @@ def follow(path: Path) -> Iterator[None]:
 
 def normalise_stage(root: Path) -> None:
     """Validate ``params.yaml`` and write ``build/``, which the other stages depend on."""
-    from tepo_core.pipeline.normalise import write_build
+    from tepo_core.pipeline.build import write_build
 
     write_build(root, load_validated(root / "params.yaml"))
 

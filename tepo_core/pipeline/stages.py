@@ -23,6 +23,17 @@ AXES: dict[str, tuple[str, ...]] = {
     "analyse": (),
     "report": (),
 }
+# Groups of params.yaml that decide a stage's results. The axes come with the run, data and policies as files.
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "prepare": ("profile", "tasks", "seeds", "data", "warmup"),
+    "warmup": ("profile", "policy", "warmup", "compute"),
+    "train": ("profile", "policy", "rollout", "compute"),  # and what build/methods holds: the method's own 'train'
+    "evaluate": ("profile", "policy", "rollout", "evaluate", "compute"),
+    "evaluate_base": ("profile", "policy", "rollout", "evaluate", "compute"),
+    "analyse": ("profile", "tasks", "methods", "seeds", "variants", "train", "evaluate", "analyse", "report"),
+    "report": ("profile", "tasks", "methods", "seeds", "variants", "data", "policy", "warmup", "train", "rollout", "evaluate",
+               "analyse", "report", "compute"),
+}  # fmt: skip
 REPORT_PARTS = ("index.html", "notebooks", "provenance.json")
 BASE = "base"
 OUT = "TEPO_OUT"  # environment variable: where the notebook of a stage writes; set by the runner, read by its notebook

@@ -26,8 +26,9 @@ def load_validated(path: str | Path = "params.yaml") -> Study:
     if marker.is_file() and marker.read_text(encoding="utf-8") == key:
         return study
     check(study, path.name)
-    # A policy folder can change behind the parameters, so its check is never remembered.
-    if (path.parent / "dvc.yaml").is_file() and not is_folder(study.policy.source):
+    # Folders can change behind the parameters, so what they held is never remembered.
+    named = is_folder(study.policy.source) or study.data.benchmarks_dir is not None
+    if (path.parent / "dvc.yaml").is_file() and not named:
         try:
             marker.parent.mkdir(exist_ok=True)
             marker.write_text(key, encoding="utf-8")
@@ -65,19 +66,34 @@ def _missing(study: Study, where: str) -> list[str]:
 
 
 def _tasks(study: Study, where: str) -> list[str]:
-    faults = []
-    for task in study.tasks:
-        if task not in ARITHMETIC_TASKS:
-            faults.append(
-                f"{where}: tasks: unknown task {task!r}{_near(task, ARITHMETIC_TASKS)}; allowed: {', '.join(ARITHMETIC_TASKS)}"
-            )
-    allowed = ["train", "validation", "test", "long", *study.data.eval_sets]
-    for split in study.evaluate.splits:
-        if split not in allowed:
-            faults.append(
-                f"{where}: evaluate.splits: unknown split {split!r}{_near(split, allowed)}; allowed: {', '.join(allowed)}"
-            )
+    from tepo_core.tasks.benchmark_table import BENCHMARKS
+
+    tasks = [*ARITHMETIC_TASKS, *(name for name, entry in BENCHMARKS.items() if entry.use == "train")]
+    splits = ["train", "validation", "test"]
+    if not set(study.tasks) & set(BENCHMARKS):
+        splits.append("long")  # longer chains; a benchmark has no such thing
+    faults = [_unknown(where, "tasks", task, tasks) for task in study.tasks if task not in tasks]
+    faults += [
+        _unknown(where, "data.eval_sets", name, list(BENCHMARKS))
+        for name in study.data.eval_sets
+        if name not in BENCHMARKS
+    ]
+    allowed = [*splits, *study.data.eval_sets]
+    faults += [
+        _unknown(where, "evaluate.splits", split, allowed) for split in study.evaluate.splits if split not in allowed
+    ]
+    folder = study.data.benchmarks_dir
+    if folder is not None and not Path(folder).expanduser().is_dir():
+        faults.append(
+            f"{where}: data.benchmarks_dir = {folder!r}: no such folder; allowed: a folder of *.jsonl files, or null"
+        )
     return faults
+
+
+def _unknown(where: str, parameter: str, value: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(value, allowed, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"{where}: {parameter}: {value!r} is unknown{hint}; allowed: {', '.join(allowed)}"
 
 
 def _methods(study: Study, where: str) -> list[str]:
@@ -111,14 +127,10 @@ def _policy_folder(study: Study, where: str) -> list[str]:
     return []
 
 
-def _near(name: str, allowed: list[str] | tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, allowed, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 def _key(path: Path) -> str:
     """Hash of the parameters and of the code that decides whether they are right."""
-    sources = [PACKAGE / "config.py", Path(__file__), *sorted((PACKAGE / "objectives").glob("*.py"))]
+    sources = [PACKAGE / "config.py", PACKAGE / "tasks" / "benchmark_table.py", Path(__file__)]
+    sources += sorted((PACKAGE / "objectives").glob("*.py"))
     joined = hashlib.sha256(path.read_bytes())
     for source in sources:
         joined.update(source.name.encode() + source.read_bytes())

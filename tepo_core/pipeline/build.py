@@ -1,0 +1,48 @@
+"""The ``normalise`` stage: small files under ``build/`` that say what every other stage depends on.
+
+- ``notebooks/NAME.ipynb``: the notebook without what JupyterLab changes;
+- ``code/STAGE.json``: hashes of the modules that the stage's notebook imports, so that a change in the report trains nothing;
+- ``parameters/STAGE.json``: the groups of parameters that the stage uses;
+- ``methods/METHOD.json``: a method's resolved objective and training parameters, so that a new variant trains only itself.
+
+One file stands for many lines of dvc.yaml and, a run, of dvc.lock, which DVC reads and writes anew after every run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tepo_core.config import Study
+from tepo_core.pipeline.dependencies import code_hashes
+from tepo_core.pipeline.normalise import normalise, read_notebook, to_text
+from tepo_core.pipeline.stages import PARAMETERS
+
+
+def write_build(root: Path, study: Study) -> None:
+    """Write all of ``build/`` anew. Files whose content stays the same keep their bytes; DVC looks at nothing else."""
+    from tepo_core.objectives.methods import resolve  # imports torch: not wanted at the start of every stage
+
+    build = root / "build"
+    for name in ("notebooks", "code", "parameters", "methods"):
+        shutil.rmtree(build / name, ignore_errors=True)
+        (build / name).mkdir(parents=True)
+    notebooks = {path.stem: normalise(read_notebook(path)) for path in sorted((root / "notebooks").glob("*.ipynb"))}
+    for name, notebook in notebooks.items():
+        (build / "notebooks" / f"{name}.ipynb").write_text(to_text(notebook), encoding="utf-8")
+    values = study.model_dump(mode="json")
+    for stage, groups in PARAMETERS.items():
+        _write(build / "code" / f"{stage}.json", code_hashes(root, notebooks[stage]))
+        _write(build / "parameters" / f"{stage}.json", {group: values[group] for group in groups})
+    for name in study.methods:
+        method = resolve(name, study.variants)
+        train = study.train_for(name).model_dump(mode="json")
+        _write(
+            build / "methods" / f"{name}.json", {"preset": method.preset, "objective": method.options, "train": train}
+        )
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
