@@ -13,6 +13,7 @@ from tepo_core.analysis.metrics import METRICS
 from tepo_core.analysis.plotting import Book
 from tepo_core.config import ARITHMETIC_TASKS, Study
 from tepo_core.report.tables import Table, frame_table, interval_cell, text_cell
+from tepo_core.tasks.published import our_cells, published_table, read_published
 
 TASK_WORDS = {
     "facts": "chained arithmetic mod 10 with planted wrong facts that RL must correct from the final answer alone",
@@ -124,14 +125,17 @@ SENSITIVITY = ("accuracy", "curve_mean", "pass_max", "entropy_kept", "clip", "ma
 def paper_table(root: Path, book: Book) -> Table | None:
     """Published cells beside ours, where the study has the same problem set; never mixed. ``None`` without a table of
     published numbers."""
-    path = root / "tepo_core" / "tasks" / "published.json"
+    path = root / "data" / "published.yaml"
     if not path.is_file():
         return None
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    frame = pd.DataFrame(rows)
-    return frame_table(
-        "paper", "Papers' numbers", "As published; ours appear only where the same problem set was evaluated.", frame
+    frame = published_table(read_published(path), our_cells(root / "runs" / "evaluate"))
+    words = ["method", "whose", "model", "source", "confidence"]
+    frame[words] = frame[words].fillna("")
+    note = (
+        "In per cent, as published; ours appear only where the same problem set was evaluated, on a row of their own. The mean "
+        "is recomputed from the cells and is not always the average that a paper prints."
     )
+    return frame_table("paper", "Papers' numbers", note, frame, digits=2)
 
 
 def data_tables(root: Path, study: Study) -> list[Table]:
