@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tepo_core.config import Study, Train
+from tepo_core.config import ConfigError, Study, Train
 from tepo_core.policy import Policy
 from tepo_core.rollout.types import Engine
 
@@ -11,6 +11,11 @@ def make_engine(study: Study, policy: Policy, train: Train) -> Engine:
     """The engine that ``rollout.engine`` names, holding the policy's weights. Close it when done."""
     cfg = study.rollout
     if cfg.engine == "vllm":
+        if train.top_p < 1:
+            raise ConfigError(
+                f"train.top_p = {train.top_p}: vLLM gives log-probs after top-p, which cannot be compared with the trainer's; "
+                "set train.top_p: 1.0, or rollout.engine: transformers"
+            )
         from tepo_core.rollout.vllm_engine import VllmEngine
 
         return VllmEngine(

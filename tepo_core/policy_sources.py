@@ -184,7 +184,11 @@ def add_adapters(model: Any, rank: int, seed: int) -> Any:
     """LoRA adapters (arXiv 2106.09685) of ``rank`` on every linear layer but the output; only they are trained.
 
     alpha = 2 x rank. The second matrix starts at zero, so the policy is unchanged at first. Adapters start from ``seed``.
-    Raises ConfigError when peft is missing."""
+    Raises ConfigError when peft is missing, or for a model with multi-token modules, which have to be trained as a whole."""
+    if hasattr(model, "mtp"):
+        raise ConfigError(
+            f"policy.lora_rank = {rank} and policy.mtp_modules = {len(model.mtp)} exclude each other; set one of them to 0"
+        )
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError:

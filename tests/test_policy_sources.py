@@ -176,6 +176,9 @@ def test_adapters_start_as_nothing_and_merge_into_what_they_computed():
     torch.testing.assert_close(plain(ids).logits, moved, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(lora(ids).logits, moved)  # the model that trains keeps its adapters
     assert merged(model) is model
+    model.mtp = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    with pytest.raises(ConfigError, match="lora_rank = 3 and policy.mtp_modules = 1 exclude each"):
+        add_adapters(model, rank=3, seed=5)
 
 
 def test_the_stages_train_a_gguf_model_with_adapters_and_checkpointing(tmp_path):

@@ -7,9 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_study
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tepo_core.config import ConfigError
+from tepo_core.engines import make_engine
 from tepo_core.rollout.rescore import length_batches, rescore
 from tepo_core.rollout.transformers_engine import TransformersEngine
 from tepo_core.rollout.types import Rollouts, SamplingParams
@@ -33,6 +36,7 @@ def tiny_model(tied=True, seed=0):
 @pytest.mark.parametrize("tied", [True, False])
 def test_exported_weights_rebuild_the_model(tied):
     model = tiny_model(tied)
+    model.mtp = nn.ModuleList([nn.Linear(2, 2)])  # multi-token modules stay with the trainer
     weights = export_weights(model)
     assert ("lm_head.weight" in weights) is not tied
     other = tiny_model(tied, seed=1)
@@ -96,6 +100,12 @@ def test_length_batches_keep_every_row_within_the_budget():
     batches = length_batches(lengths, 18)
     assert batches == [[5], [1, 3], [0, 2, 4]]  # 1 x 30 alone, 2 x 9, 3 x 5
     assert length_batches([], 10) == []
+
+
+def test_top_p_below_one_is_refused_for_training():
+    study = tiny_study(rollout={"engine": "vllm"}, train={"top_p": 0.9})
+    with pytest.raises(ConfigError, match=r"train.top_p = 0.9.*rollout.engine: transformers"):
+        make_engine(study, None, study.train)
 
 
 def interpreter(tmp_path, body):

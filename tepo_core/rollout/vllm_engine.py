@@ -322,6 +322,7 @@ class VllmEngine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_model_len": self.context,
             "max_num_seqs": self._batch_size,
+            "max_num_batched_tokens": max(8192, self._batch_size, self.context),
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "enable_prefix_caching": True,
