@@ -136,6 +136,15 @@ class Evaluate(Strict):
     max_new_tokens: Count = 48
     greedy: bool = True
 
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _samples_differ(cls, value: Any) -> Any:
+        if value == 0:
+            raise ValueError(
+                "at temperature 0 all samples of a problem are the same; the greedy answer is 'greedy: true', and samples need > 0"
+            )
+        return value
+
     @model_validator(mode="after")
     def _k_fits(self) -> Evaluate:
         if list(self.k) != sorted(set(self.k)):

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tepo_core.config import Evaluate
+from tepo_core.config import ConfigError, Evaluate, parse_study
 from tepo_core.evaluation import (
     Settings,
     average_of_cells,
@@ -248,3 +248,19 @@ def test_real_sampler_on_a_tiny_model():
     summary = summarise(runs[0], [1, 8])["splits"]["test"]
     assert summary["entropy"] == pytest.approx(np.log(len(TOKENIZER)), rel=0.05)  # untrained: nearly uniform
     assert 0 < summary["mean_length"] <= 6
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": 0}, "evaluate.temperature = 0: at temperature 0 all samples .* 'greedy: true'"),
+        ({"samples": 0}, "evaluate.samples = 0"),
+        ({"k": []}, "evaluate.k"),
+        ({"k": [8, 1]}, "must be sorted"),
+        ({"k": [32]}, "larger than samples = 16"),
+    ],
+)
+def test_bad_parameters_are_named(values, message):
+    study = {"profile": "x", "tasks": ["facts"], "methods": ["grpo"], "seeds": [0], "evaluate": values}
+    with pytest.raises(ConfigError, match=message):
+        parse_study(study)

@@ -3,8 +3,11 @@
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tepo_core.grading.extract import environments, gold_answer, is_prose, joined_boxes, lenient_answer, strict_answer
+from tepo_core.grading.compare import quick_verdict
+from tepo_core.grading.extract import Answer, environments, gold_answer, is_prose, joined_boxes, lenient_answer, strict_answer
 
 
 @pytest.mark.parametrize(
@@ -86,3 +89,19 @@ def test_extraction_is_linear(text):
     started = time.process_time()
     strict_answer(text), lenient_answer(text), gold_answer(text)
     assert time.process_time() - started < 20
+
+
+PIECES = ["\\boxed{", "}", "{", "$", "\\(", "\\)", "answer is ", "7", ",", ".", "\\frac{1}{2}", "\\sqrt", "^", "**", " "]
+PIECES += ["\x00", "\u202e", "\u0663", "\uff05", "<think>", "</think>", "\\\\", "[", "]", "and", "x", "\ud800", "12:00"]
+PIECES += ["%", "-", "e5", "Eq(", "\n"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=25).map("".join))
+def test_no_text_breaks_extraction_or_the_fast_paths(text):
+    gold = gold_answer(text) if text.strip() else Answer("7", True)
+    for found in (strict_answer(text), lenient_answer(text)):
+        if found is not None:
+            assert found.text.strip()
+            assert quick_verdict(gold, found) in (True, False, None)
+            assert quick_verdict(found, found) is not False  # nothing differs from itself
