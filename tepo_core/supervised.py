@@ -113,7 +113,8 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
         rows = epoch_rows(step * cfg.batch_size, cfg.batch_size, len(traces), seed, "warmup")
         batch = [prompts[r] for r in rows], [responses[r] for r in rows]
         states = response_states(policy.model, *batch, pad_id=policy.pad_id)
-        logprobs_BT, entropy_BT = state_logprobs(policy.model, states, temperature=1.0)
+        logged = (step + 1) % LOG_EVERY == 0 or step + 1 == cfg.steps
+        logprobs_BT, entropy_BT = state_logprobs(policy.model, states, temperature=1.0, entropy=logged)
         mask_BT = states.mask_BT
         tokens = mask_BT.sum()
         loss = -(logprobs_BT * mask_BT).sum() / tokens
@@ -128,7 +129,7 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
         if ahead_parameters:  # clipped apart, or the modules would slow the backbone down
             torch.nn.utils.clip_grad_norm_(ahead_parameters, cfg.grad_clip)
         optimizer.step()
-        if (step + 1) % LOG_EVERY == 0 or step + 1 == cfg.steps:
+        if logged:
             # a token counts as correct here when the policy gives it more than half of the mass
             likely = ((logprobs_BT > math.log(0.5)) & mask_BT).sum()
             sums = {

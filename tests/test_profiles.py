@@ -52,7 +52,7 @@ def test_using_a_profile_says_what_changed_and_keeps_the_old(tmp_path: Path) -> 
     (project / "params.yaml").write_text(text.replace("variants: {}", "variants: {mine: {preset: grpo}}"))
     changes = {str(change) for change in profiles.use(project, "smoke")}
     assert "profile: quick -> smoke" in changes
-    assert "train.rollouts: 100 -> 4" in changes
+    assert "train.rollouts: 60 -> 4" in changes
     assert "variants.mine.preset: grpo (removed)" in changes
     assert (project / "params.yaml").read_bytes() == (ROOT / "profiles" / "smoke.yaml").read_bytes()
     assert "mine" in (project / ".tepo" / "params.previous.yaml").read_text()

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from tepo_core.config import ConfigError, Study, find_root
+from tepo_core.pipeline.kernel import PRELOAD
 from tepo_core.pipeline.processes import LockError, end_with_dvc, run_lock
 from tepo_core.pipeline.records import (
     RecordError,
@@ -31,6 +32,17 @@ from tepo_core.pipeline.records import (
 from tepo_core.pipeline.stages import AXES, OUT, Run, StageError, check_run
 from tepo_core.pipeline.validate import load_validated
 from tepo_core.progress import CHANNEL, duration
+
+# What each stage's notebook imports: the kernel starts on it before the notebook does.
+MODULES = {
+    "prepare": "tepo_core.tasks.prepare",
+    "warmup": "tepo_core.supervised",
+    "train": "tepo_core.trainer",
+    "evaluate": "tepo_core.evaluate",
+    "evaluate_base": "tepo_core.evaluate",
+    "analyse": "tepo_core.analysis.run",
+    "report": "tepo_core.report.build",
+}
 
 
 class RunFailed(RuntimeError):
@@ -71,6 +83,7 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path) -> No
     out.mkdir(parents=True)
     environment = {
         OUT: str(out),
+        PRELOAD: f"{MODULES[run.stage]} matplotlib.pyplot",
         CHANNEL: str(work / "progress"),
         "PYTHONHASHSEED": "0",
         "TOKENIZERS_PARALLELISM": "false",
