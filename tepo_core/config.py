@@ -141,7 +141,8 @@ class Evaluate(Strict):
     def _samples_differ(cls, value: Any) -> Any:
         if value == 0:
             raise ValueError(
-                "at temperature 0 all samples of a problem are the same; the greedy answer is 'greedy: true', and samples need > 0"
+                "at temperature 0 all samples of a problem are the same; set 'greedy: true' for the greedy answer, and a "
+                "temperature > 0 for the samples"
             )
         return value
 
