@@ -142,6 +142,16 @@ def test_bad_numbers_at_padding_do_not_matter():
     assert torch.equal(method.loss(spoilt, totals).loss, method.loss(batch, totals).loss)
 
 
+def test_bad_numbers_on_tokens_are_never_hidden():
+    """Without ``validate`` a NaN reaches the loss, where the caller sees it; it is not replaced by a harmless number."""
+    for name in PRESETS:
+        batch = small(resolve(name))
+        spoilt = batch.logprobs_BT.clone()
+        spoilt[1, 0] = float("nan")
+        out = resolve(name).loss(replace(batch, logprobs_BT=spoilt), MiniBatchTotals.from_mask(batch.mask_BT, constant=6.0))
+        assert out.loss.isnan(), name
+
+
 def test_shapes_and_empty_masks():
     method = resolve("grpo")
     batch = small(method)

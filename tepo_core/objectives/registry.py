@@ -199,9 +199,9 @@ class Method:
         gradient of J is worked out here once and handed to the backward pass: that is where ``token.gradient_BT`` comes from.
         Second derivatives are refused by torch."""
         wanted = [name for name, needed in self._carries_gradient().items() if needed]
-        tokens = batch.prepared(wanted)
-        leaves = [name for name in wanted if getattr(tokens, name) is not None and getattr(tokens, name).requires_grad]
         with torch.enable_grad():
+            tokens = batch.prepared(wanted)
+            leaves = [name for name in wanted if getattr(tokens, name) is not None and getattr(tokens, name).requires_grad]
             objective, surrogate, kl_BT, charged_BT = self._objective(tokens, totals)
         loss = -objective.detach()
         gradient_BT = None

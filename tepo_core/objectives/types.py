@@ -93,7 +93,8 @@ class TokenBatch:
         clean = {"valid_BT": valid_BT}
         for name, value in self.tensors().items():
             if value.is_floating_point():
-                zeroed = value.detach().nan_to_num().mul_(valid_BT[..., None] if value.ndim == 3 else valid_BT)
+                mask = self.mask_BT[..., None] if value.ndim == 3 else self.mask_BT
+                zeroed = torch.where(mask, value.detach(), 0.0)  # not a product: NaN at padding goes, NaN on a token stays
                 clean[name] = zeroed.requires_grad_(value.requires_grad and name in leaves)
         clean["log_ratio_BT"] = clean["logprobs_BT"] - clean["old_logprobs_BT"]
         return replace(self, **clean)
