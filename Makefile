@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?=
 BIN := $(abspath $(VENV))/bin
-# The stamp carries the lock's checksum: another lock, another stamp, a new install.
+# The stamp carries the lock's checksum: another lock, another stamp, a new install. File times say nothing in a clone.
 STAMP := $(abspath $(VENV))/.installed-$(shell cksum < requirements/lock.txt | tr -d ' ')
 TEPO := $(BIN)/python -m tepo_core.pipeline.cli
 export PATH := $(BIN):$(PATH)
@@ -22,7 +22,7 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): requirements/lock.txt
+$(STAMP):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, and %s is %d.%d. Install one, then for example: make PYTHON=python3.11 repro" % ((sys.executable,) + sys.version_info[:2]))'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing the locked packages into $(VENV): once, some minutes, most of it torch."
