@@ -7,14 +7,16 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-import pandas as pd
 import typer
 
 from tepo_core.config import ConfigError
 from tepo_core.grading.grade import GRADERS, Grade, GradingError, make_grader
 from tepo_core.tasks.problem import DataError
+
+if TYPE_CHECKING:  # half of the command's time, and grading does not need it
+    import pandas as pd
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Grade answers, score a run again.")
 
@@ -151,6 +153,8 @@ def score_run(run: Path, *, k: list[int] | None = None, grader: str | None = Non
 
 def score_table(summary: dict[str, Any]) -> pd.DataFrame:
     """A summary as a table, one column a split."""
+    import pandas as pd
+
     columns = {}
     for split, numbers in summary["splits"].items():
         column = {"problems": numbers["problems"], "samples a problem": numbers["samples"], "greedy": numbers["greedy"]}
