@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from tepo_core import config, mtp
 from tepo_core.config import ConfigError
-from tepo_core.policy_sources import add_adapters, gguf_file, load_gguf, merged
+from tepo_core.policy_sources import add_adapters, end_of_turn, gguf_file, load_gguf, merged
 from tepo_core.seeding import derive_seed
 
 transformers_logging.disable_progress_bar()
@@ -33,12 +33,13 @@ class Policy:
 
     @property
     def eos_ids(self) -> list[int]:
-        """Every token that ends a response: the tokenizer's EOS and those of the model's generation config."""
+        """Every token that ends a response: EOS of tokenizer and generation config, and the chat template's end of turn."""
         declared = (
             getattr(self.model.generation_config, "eos_token_id", None) if hasattr(self.model, "generation_config") else None
         )
         extra = declared if isinstance(declared, list) else [] if declared is None else [declared]
-        return sorted({self.tokenizer.eos_token_id, *extra})
+        turn = end_of_turn(self.tokenizer) if self.prompt_format == "chat" else None
+        return sorted({self.tokenizer.eos_token_id, *extra, *([] if turn is None else [turn])})
 
     @property
     def context(self) -> int:

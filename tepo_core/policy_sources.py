@@ -204,3 +204,17 @@ def merged(model: Any) -> Any:
     if not hasattr(model, "merge_and_unload"):
         return model
     return copy.deepcopy(model).merge_and_unload()
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The special token with which the chat template ends an assistant's message; None when it ends it with text.
+
+    It need not be the tokenizer's EOS: a base model's EOS ends a document, and its chat template ends turns its own way."""
+    marker = "zqxj"
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    if marker not in text:
+        return None
+    tail = text[text.rindex(marker) + len(marker) :]
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
+    return next((i for i in tokenizer(tail, add_special_tokens=False)["input_ids"] if i in special), None)

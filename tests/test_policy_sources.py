@@ -10,7 +10,8 @@ from tiny import tiny_study
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tepo_core.config import ConfigError
-from tepo_core.policy_sources import SMOLLM_SOURCE, add_adapters, gguf_file, load_gguf, merged
+from tepo_core.policy import Policy
+from tepo_core.policy_sources import SMOLLM_SOURCE, add_adapters, end_of_turn, gguf_file, load_gguf, merged
 from tepo_core.run_record import read_metrics, run_folder
 from tepo_core.supervised import warmup
 from tepo_core.tasks.prepare import prepare
@@ -247,3 +248,14 @@ def test_smollm2_from_its_package():
     ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
     answer = model.generate(torch.tensor([list(ids)]), max_new_tokens=12, do_sample=False)[0, len(ids) :]
     assert "Paris" in tokenizer.decode(answer) and int(answer[-1]) == tokenizer.eos_token_id
+
+
+def test_a_chat_answer_ends_with_the_turn_even_where_eos_is_another_token(tmp_path):
+    model, tokenizer = load_gguf(write_gguf(tmp_path / "m.gguf", original()))
+    assert end_of_turn(tokenizer) == 2
+    tokenizer.eos_token = "<|endoftext|>"  # a base model's: it ends documents
+    model.generation_config.eos_token_id = 0
+    assert Policy(model, tokenizer, "plain").eos_ids == [0]
+    assert Policy(model, tokenizer, "chat").eos_ids == [0, 2]
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}=b{% endfor %}"
+    assert end_of_turn(tokenizer) is None and Policy(model, tokenizer, "chat").eos_ids == [0]
