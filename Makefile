@@ -24,6 +24,8 @@ venv: $(STAMP)
 
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, and %s is %d.%d. Install one, then for example: make PYTHON=python3.11 repro" % ((sys.executable,) + sys.version_info[:2]))'
+	@case "$(BIN)" in "$(CURDIR)"/*) ;; *) test ! -x $(BIN)/python || { echo "VENV=$(VENV) lies outside this folder and was \
+	built from another lock; it is left alone. Remove it, or leave VENV out to build .venv here." >&2; exit 1; };; esac
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing the locked packages into $(VENV): once, some minutes, most of it torch."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_profiles(project: Path) -> None:
     listed = call("profile", "list")
     assert "* smoke" in listed and "  quick" in listed
     shown = call("profile", "show", "quick")
-    assert "prompts_per_rollout" in shown and "train.rollouts: 4 -> 100" in shown
+    assert "prompts_per_rollout" in shown and re.search(r"train.rollouts: 4 -> \d+", shown)
     assert "profile: smoke -> quick" in call("profile", "use", "quick")
     assert load_study(project / "params.yaml").profile == "quick"
     assert "the same already" in call("profile", "use", "quick")

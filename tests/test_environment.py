@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -90,6 +92,18 @@ def test_make_builds_from_the_lock_and_keys_its_stamp_by_it() -> None:
     assert "--no-deps --no-build-isolation -e ." in text
     stamp = re.search(r"/nowhere/\.installed-\d+", text)[0]
     assert stamp not in commands(lock="torch==0") and "/nowhere/.installed-" in commands(lock="torch==0")
+
+
+def test_make_leaves_another_folder_s_environment_alone(tmp_path: Path) -> None:
+    """A clone that borrows an environment by VENV must not install itself there when the locks differ."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    python.chmod(0o755)
+    command = ["make", "-C", str(ROOT), "venv", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and "built from another lock; it is left alone" in done.stderr
+    assert not (tmp_path / "called").exists()
 
 
 def test_citation_names_the_papers() -> None:

@@ -288,6 +288,23 @@ def test_a_killed_dvc_takes_its_stage_along(project: Path) -> None:
     assert not (project / "data").exists()
 
 
+def test_a_killed_tepo_repro_takes_its_stage_along(project: Path) -> None:
+    prepare_notebook(project, SLEEP)
+    validated(project)
+    above = start(project, sys.executable, "-c", "import time; time.sleep(120)")
+    process = runner(project, "prepare", TEPO_REPRO_PID=str(above.pid))
+    pids = sleeping(project)
+    above.kill()
+    above.communicate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    wait_for(lambda: not alive(pids))
+    # DVC may start one more stage before it learns of it
+    late = runner(project, "prepare", TEPO_REPRO_PID=str(above.pid))
+    late.communicate(timeout=20)
+    assert late.returncode != 0 and not (project / "data").exists()
+
+
 def test_stage_launcher_finds_the_python(tmp_path: Path) -> None:
     """Without an activated environment, as DVC starts it; and its words when there is no Python with the packages."""
     project = tmp_path / "clone"

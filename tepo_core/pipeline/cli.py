@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from typing import Annotated, Any, Optional
@@ -158,17 +159,24 @@ def run(
 @app.command()
 def repro(profile: Annotated[Axis, typer.Option(help="Use this profile first.")] = None) -> None:
     """What 'make repro' does: use a profile if one is named, check params.yaml, 'dvc repro', and show the headline."""
+    from tepo_core.pipeline.processes import REPRO, end_with_parent
+    from tepo_core.pipeline.runner import Stopped
     from tepo_core.pipeline.validate import load_validated
 
     root = find_root()
     if profile:
         profile_use(profile)
     load_validated(root / "params.yaml")
-    process = subprocess.Popen([sys.executable, "-m", "dvc", "repro"], cwd=root)
+    if "MAKELEVEL" in os.environ:  # a 'make' that is killed does not end what it started
+        end_with_parent()
+    environment = {**os.environ, REPRO: str(os.getpid())}
+    process = subprocess.Popen([sys.executable, "-m", "dvc", "repro"], cwd=root, env=environment)
     while True:
         try:
             code = process.wait()
             break
+        except Stopped:
+            process.terminate()  # the running stage sees it and ends, too
         except KeyboardInterrupt:  # the whole group got Ctrl-C; DVC ends its stage, which says what it kept
             continue
     if code:
@@ -192,7 +200,9 @@ def keep(name: Annotated[str, typer.Argument(help="Folder below records/, for ex
     root = find_root()
     out = record.keep(root, name)
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
-    print(f"Kept in {out.relative_to(root)} ({size / 2**20:.1f} MiB); 'tepo readme' renews the README's results from it.")
+    print(
+        f"Kept in {out.relative_to(root)} ({size / 2**20:.1f} MiB); 'tepo readme' renews the README's results from it."
+    )
 
 
 @app.command()

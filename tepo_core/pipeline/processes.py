@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from tepo_core.pipeline.stages import Run
 
 POLL_SECONDS = 0.3
+REPRO = "TEPO_REPRO_PID"  # environment variable: the 'tepo repro' that started DVC
 WAIT_SECONDS = 10.0  # a killed run's kernel and lock are gone well within this
 
 
@@ -83,23 +84,39 @@ def is_dvc(process: psutil.Process) -> bool:
 
 
 def end_with_dvc() -> None:
-    """Send this process SIGTERM as soon as DVC, or a shell between, is gone. A killed DVC does not end its stages itself."""
-    chain = dvc_ancestors()
-    if not chain:
-        return
+    """Send this process SIGTERM as soon as DVC, a shell between, or the 'tepo repro' above it is gone.
 
+    A DVC that is killed does not end its stages, and a 'tepo repro' that is killed does not end DVC."""
+    chain = dvc_ancestors()
+    if pid := os.environ.get(REPRO):
+        try:
+            chain.append(psutil.Process(int(pid)))
+        except (psutil.NoSuchProcess, ValueError):
+            os.kill(os.getpid(), signal.SIGTERM)
+    if chain:
+        _end_when(lambda: not all(_lives(process) for process in chain))
+
+
+def end_with_parent() -> None:
+    """Send this process SIGTERM as soon as its parent is gone."""
+    parent = os.getppid()
+    _end_when(lambda: os.getppid() != parent)
+
+
+def _end_when(lost: Callable[[], bool]) -> None:
     def watch() -> None:
-        while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in chain):
+        while not lost():
             time.sleep(POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def guarded() -> None:
-        try:
-            watch()
-        except psutil.NoSuchProcess:
-            os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=watch, daemon=True).start()
 
-    threading.Thread(target=guarded, daemon=True).start()
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def orphans(root: Path) -> list[psutil.Process]:

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tepo_core.config import Study
 from tepo_core.pipeline.stages import REPORT_PARTS, Run
 
 MIN_FREE_BYTES = 200 * 2**20
@@ -25,9 +24,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_inputs(root: Path, run: Run, study: Study) -> None:
+def check_inputs(root: Path, run: Run) -> None:
     """Every input folder must be complete and unchanged since its stage wrote it. Raises :class:`RecordError`."""
-    for folder in run.inputs(study):
+    for folder in run.inputs():
         check_folder(root, folder)
 
 

@@ -61,7 +61,7 @@ def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
     check_run(study, run)
     source = root / notebooks / f"{run.stage}.ipynb"
     with run_lock(root, run):
-        check_inputs(root, run, study)
+        check_inputs(root, run)
         check_space(root)
         started = time.monotonic()
         work = root / ".tepo" / "work" / run.slug

@@ -95,13 +95,14 @@ class Run:
             return Path(fixed[self.stage])
         return Path("runs", "evaluate" if self.stage == "evaluate_base" else self.stage, self.name)
 
-    def inputs(self, study: Study) -> list[Path]:
-        """Folders that must be complete before the run starts, relative to the root."""
-        if self.stage == "prepare":
+    def inputs(self) -> list[Path]:
+        """Folders that must be complete before the run starts, relative to the root.
+
+        The analysis is not stopped by a bad run: it names it and goes on with the others."""
+        if self.stage in ("prepare", "analyse"):
             return []
-        if self.stage in ("analyse", "report"):
-            runs = [r.folder for r in all_runs(study) if r.stage in ("warmup", "train", "evaluate", "evaluate_base")]
-            return runs + ([Run("analyse").folder] if self.stage == "report" else [])
+        if self.stage == "report":
+            return [Run("analyse").folder]
         data = Run("prepare").folder / f"{self.task}-s{self.seed}"
         before = {
             "warmup": [],
