@@ -18,8 +18,10 @@ from tepo_core.analysis.figures import FIGURES, draw_all, main, read_book
 from tepo_core.analysis.headline import answer, between, number
 from tepo_core.analysis.run import analyse
 from tepo_core.analysis.runs import load_runs
-from tepo_core.analysis.summaries import run_row, run_table
-from tepo_core.analysis.tables import evaluation_table, times_to
+from tepo_core.analysis.statistics import seed_interval, shared_problem_variance
+from tepo_core.analysis.summaries import level, run_row, run_table, seed_values
+from tepo_core.analysis.tables import evaluation_table
+from tepo_core.analysis.times import times_to
 from tepo_core.config import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +71,7 @@ def test_a_run_in_numbers_is_what_it_was_made_of(root: Path, study, tmp_path: Pa
     assert row["gradient_decisive"] == pytest.approx(0.45) and row["tokens_decisive"] == pytest.approx(0.05)
     assert row["clip_decisive"] == pytest.approx(0.05)  # clipping falls evenly on tokens here
     assert row["entropy_decisive"] == pytest.approx(0.45)
+    assert row["gradient_focus"] == pytest.approx(9.0) and row["clip_focus"] == pytest.approx(1.0)
     assert row["covariance_correlation"] == pytest.approx(1.0)
     # 0.3 + 0.5 (1 - e^(-s/20)) = 0.6 at s = 20 ln 2.5 = 18.3, read off measurements every 5 rollouts
     assert row["steps_to_target"] == pytest.approx(20 * np.log(2.5), abs=0.3) and row["reached"] == 1.0
@@ -84,6 +87,11 @@ def load_runs_of(folder: Path):
 def test_headline_and_answer(analysis) -> None:
     row = analysis.headline.set_index("method").loc["tepo_kl"]
     assert row["difference_low"] < row["difference"] < row["difference_high"]
+    assert row["accuracy_low"] < row["accuracy"] < row["accuracy_high"]
+    pair = analysis.tables["pairs"].set_index(["method", "against", "metric"]).loc[("tepo_kl", "base", "accuracy")]
+    assert (row["gain_low"], row["gain_high"]) == (pair["boot_low"], pair["boot_high"])  # levels and gains: bootstrap
+    pair = analysis.tables["pairs"].set_index(["method", "against", "metric"]).loc[("tepo_kl", "grpo", "accuracy")]
+    assert (row["difference_low"], row["difference_high"]) == (pair["low"], pair["high"])  # differences: t
     assert row["gain"] == pytest.approx(row["accuracy"] - analysis.headline.set_index("method").loc["base", "accuracy"])
     assert row["time_ratio"] < 1  # twice as fast by construction
     (line,) = json.loads((analysis.out / "analysis.json").read_text(encoding="utf-8"))["answer"]
@@ -192,8 +200,8 @@ def test_one_number_of_one_update_changes_what_shows_it_and_nothing_else(root: P
         )
         run_record.finish(folder)
 
-    tables = {f"tables/{name}.csv" for name in ("runs", "methods", "pairs", "claims")}
-    expected = tables | {"curves.parquet", "claims.json", "metrics.json"} | figure("mask")  # one verdict becomes possible
+    tables = {f"tables/{name}.csv" for name in ("runs", "methods", "pairs")}
+    expected = tables | {"curves.parquet"} | figure("mask")
     assert changed(root, study, analysis, tmp_path, edit) - {"analysis.json"} == expected
 
 
@@ -259,10 +267,9 @@ def test_identical_seeds_give_no_interval(tmp_path: Path) -> None:
     study = make_study(methods=["grpo"], seeds=[0, 1], train={"rollouts": 20}, tasks=["noise"])
     for seed in study.seeds:
         make_run(tmp_path, study, "noise", "grpo", seed, Truth(seed_shift=0.0))
-    table = run_table(load_runs(study, tmp_path), study)
-    from tepo_core.analysis.summaries import level
-
-    found = level(table, "noise", "grpo", "reward_end", 0.95)
+    runs = load_runs(study, tmp_path)
+    table = run_table(runs, study)
+    found = level(table, runs, "noise", "grpo", "reward_end", 0.95)
     assert found.estimate is not None and not found.known and found.reason == "no variation between seeds"
 
 
@@ -271,9 +278,22 @@ def test_shared_problem_sets_count_once_and_widen_intervals(tmp_path: Path) -> N
     study = make_study(methods=["grpo"], seeds=[0, 1])
     for seed in study.seeds:
         make_evaluation(tmp_path, study, "math", "grpo", seed, Truth(), tmp_path / f"runs/imported/lab/{seed}")
-    table = evaluation_table(load_runs(study, tmp_path), study)
-    row = table[(table["method"] == "grpo@lab") & (table["split"] == "test")].iloc[0]
+    runs = load_runs(study, tmp_path)
+    counts = [0, 1, 2, 3, 4] * 4
+    for evaluation in runs.evaluations.values():  # ids without the seed: the same twenty problems, some harder than others
+        for entry in evaluation.splits.values():
+            entry["per_problem"]["id"] = [f"math-{i}" for i in range(entry["problems"])]
+        shifted = counts if evaluation.seed == 0 else [max(c - 1, 0) for c in counts]
+        evaluation.splits["test"]["per_problem"]["correct"] = shifted
+    table = evaluation_table(runs, study)
+    row = table[(table["method"] == "grpo@lab") & (table["split"] == "test") & (table["metric"] == "accuracy")].iloc[0]
     assert row["problems"] == 20  # once, not twice
+    values = list(seed_values(run_table(runs, study), "math", "grpo@lab", "accuracy").values())
+    extra = shared_problem_variance(np.stack([e.counts("test")[1] / 4 for e in runs.evaluations.values()]))
+    assert extra > 0
+    expected = seed_interval(values, 0.95, bounds=(0.0, 1.0), problem_variance=extra)
+    found = level(run_table(runs, study), runs, "math", "grpo@lab", "accuracy", 0.95)
+    assert (found.low, found.high) == (expected.low, expected.high) == (row["low"], row["high"])
 
 
 def test_imported_runs_appear_in_everything(root: Path, study, tmp_path: Path) -> None:

@@ -199,3 +199,23 @@ def test_formats_of_the_future_are_refused(root: Path, study) -> None:
     rewrite(folder, "config.json", lambda text: text.replace('"format": 1', '"format": 2'))
     with pytest.raises(RunError, match="format = 2; this version reads format 1"):
         read_run(folder)
+
+
+def test_records_with_other_names_keep_the_rows_apart(tmp_path: Path) -> None:
+    """Some metrics are measured every few rollouts: where they are absent they count nothing."""
+    lines = [
+        run_record.metric_line("rollout", 1, {"reward": (1, 4), "kl_base": (3.0, 10.0)}, {"tokens": 5}),
+        run_record.metric_line("rollout", 2, {"reward": (2, 4)}, {}),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    rollout, *_ = parse_metrics(tmp_path / "metrics.jsonl")
+    assert rollout.mean("reward").tolist() == [0.25, 0.5]
+    assert rollout.mean("kl_base")[0] == 0.3 and np.isnan(rollout.mean("kl_base")[1]) and rollout.total("kl_base") == 0.3
+    assert rollout.values["tokens"][0] == 5 and np.isnan(rollout.values["tokens"][1])
+
+
+def test_python_nan_in_an_imported_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "rollout", "step": 1, "sums": {"reward": [NaN, 4]}, "values": {}}\n', encoding="utf-8")
+    rollout, *_ = parse_metrics(path)
+    assert np.isnan(rollout.mean("reward")[0])

@@ -19,8 +19,8 @@ from tepo_core.analysis.metrics import METRICS
 from tepo_core.analysis.runs import BASE, RunSet
 from tepo_core.analysis.statistics import Interval, paired_improvement, time_ratio
 from tepo_core.analysis.summaries import compare, level, primary_splits
-from tepo_core.analysis.tables import times_to
-from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Strict, Study, explain
+from tepo_core.analysis.times import times_to
+from tepo_core.config import ConfigError, Strict, Study, explain
 
 PASS, FAIL, INCONCLUSIVE, NOT_TESTED = "PASS", "FAIL", "INCONCLUSIVE", "NOT TESTED"
 VERDICTS = (PASS, FAIL, INCONCLUSIVE, NOT_TESTED)
@@ -172,7 +172,7 @@ def _compare(
     confidence = study.analyse.confidence
     improvement = needed = None
     if claim.test == "level":
-        interval = level(table, task, method, claim.metric, confidence)
+        interval = level(table, runs, task, method, claim.metric, confidence)
         seeds = interval.n
     elif claim.test == "difference":
         found = compare(table, runs, task, method, baseline, claim.metric, confidence)
@@ -197,11 +197,10 @@ def _compare(
 
 
 def _problems(runs: RunSet, task: str, method: str) -> int | None:
-    """Held-out problems behind a method's numbers: of all seeds where each has its own, of one where they are shared."""
-    counts = [sum(len(e.counts(s)[0]) for s in primary_splits(e)) for e in runs.evaluated(task, method).values()]
-    if not counts:
-        return None
-    return sum(counts) if task in ARITHMETIC_TASKS else max(counts)
+    """Distinct held-out problems behind a method's numbers, over all seeds."""
+    evaluated = runs.evaluated(task, method).values()
+    ids = {(split, i) for e in evaluated for split in primary_splits(e) for i in e.counts(split)[0]}
+    return len(ids) or None
 
 
 def _reason(verdict: str, comparisons: Sequence[Comparison]) -> str:

@@ -4,7 +4,9 @@ entropy."""
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.ticker import NullLocator
 
+from tepo_core.analysis.entropy import SURPRISE_EDGES
 from tepo_core.analysis.plotting import (
     Book,
     Drawing,
@@ -18,7 +20,7 @@ from tepo_core.analysis.plotting import (
     trend,
     zero_line,
 )
-from tepo_core.analysis.style import FAINT, INK, panels
+from tepo_core.analysis.style import FAINT, panels
 
 STABILITY = (
     "reward_volatility",
@@ -54,11 +56,13 @@ def stability(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Stability",
-        "Every seed as a hollow point, mean and interval as a filled one. Volatility is the standard deviation of "
+        "Every seed as a hollow point, mean and bootstrap interval as a filled one. Volatility is the "
+        "standard deviation of "
         "the change between rollouts; "
         "drawdown the largest fall of the smoothed reward from its peak; a spike a gradient norm six scaled MADs "
         "above the twenty before.",
-        f"Reward volatility: {ranked(means['reward_volatility'])}. Largest drawdown: {ranked(means['reward_drawdown'])}. "
+        f"Reward volatility: {ranked(means['reward_volatility'])}. Largest drawdown: "
+        f"{ranked(means['reward_drawdown'])}. "
         f"Gradient spikes: {ranked(means['grad_spikes'], 1)}.",
     )
 
@@ -77,6 +81,12 @@ def ratio_and_clip(book: Book, task: str) -> Drawing | None:
     axes[2].set(title="KL to the sampling policy (k3)", xlabel="rollout", ylabel="nats per token")
     for axis in axes:
         from_zero(axis)
+    shares = [last for _, last in clip.values() if last > 0]
+    if shares and max(shares) > 20 * min(shares):  # one method clips a fifth, the others next to nothing
+        axes[1].set_yscale("symlog", linthresh=1e-3)
+        axes[1].set_yticks([0, 1e-3, 1e-2, 1e-1, 1], ["0", "0.001", "0.01", "0.1", "1"])
+        axes[1].yaxis.set_minor_locator(NullLocator())
+        axes[1].set_ylim(0, 1)
     legend_below(figure, book, methods)
     return Drawing(
         figure,
@@ -110,17 +120,25 @@ def mask(book: Book, task: str) -> Drawing | None:
             axis.text(
                 0.5,
                 0.5,
-                "no method with a mask\nin this study",
+                "no method with a KL penalty\nin this study",
                 transform=axis.transAxes,
                 ha="center",
                 va="center",
                 color=FAINT,
             )
-    axes[0].set(title="tokens in the mask", xlabel="rollout", ylabel="share of tokens")
+    axes[0].set(title="tokens that pay KL", xlabel="rollout", ylabel="share of tokens")
     axes[1].set(title="KL charged on them", xlabel="rollout", ylabel="nats, mean over all tokens")
     for axis in axes[:2]:
         from_zero(axis)
     fell = draw_rows(axes[2], book, task, measured, "fell")
+    uncertain = {}
+    for row, method in enumerate(measured):
+        found = book.level(task, method, "fell_uncertain")
+        if found is not None:
+            uncertain[method] = float(found["estimate"])
+            axes[2].plot(
+                found["estimate"], row - 0.08, "s", markerfacecolor="none", color=book.looks[method].colour, markersize=5
+            )
     axes[2].set(title="A>0 tokens whose entropy fell", xlim=(0, 1))
     zero_line(axes[2], 0.5)
     if masked:
@@ -128,44 +146,46 @@ def mask(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "TEPO's mask and its premise",
-        "The mask charges KL only where the advantage is positive and the entropy fell. Right: the share of tokens "
-        "with positive advantage "
-        "whose entropy really fell since sampling, over all updates after the first; if a positive advantage implied "
-        "falling entropy it would "
-        "be 1.",
-        f"Share of positive-advantage tokens whose entropy fell: {ranked(fell, 2)}. Tokens in the mask at the end: "
-        f"{ranked({m: e[1] for m, e in share.items()})}. KL charged: {trend(charged, 6)}.",
+        "The mask charges KL only where the advantage is positive and the entropy fell (KL-Cov charges "
+        "the tokens it selects). "
+        "Right: share of tokens with positive advantage whose entropy fell since sampling, over all "
+        "updates after the first; squares: "
+        "the same among recorded tokens with at least 0.05 nats, where a change is no rounding. If a "
+        "positive advantage implied "
+        "falling entropy both would be 1.",
+        f"Share of positive-advantage tokens whose entropy fell: {ranked(fell, 2)}; among uncertain "
+        f"tokens: {ranked(uncertain, 2)}. "
+        f"Tokens that pay KL at the end: {ranked({m: e[1] for m, e in share.items()})}. KL charged: "
+        f"{trend(charged, 6)}.",
     )
 
 
 def credit(book: Book, task: str) -> Drawing | None:
-    """Share of gradient weight, entropy change, clipping and mask on the decisive tokens, against their share of tokens."""
+    """How much gradient weight, entropy change, clipping and KL falls on the decisive tokens, in "
+    "multiples of their share."""
     methods = [m for m in book.trained(task) if len(book.seeds(task, m, "gradient_decisive"))]
     if not methods:
         return None
     figure, axes = panels(1, 4, height=0.9 + 0.34 * len(methods))
     means = {}
-    names = {
-        "gradient": "gradient weight",
-        "entropy": "entropy change",
-        "clip": "clipped tokens",
-        "mask": "tokens in the mask",
-    }
-    tokens = np.mean([book.level(task, m, "tokens_decisive")["estimate"] for m in methods])
+    names = {"gradient": "gradient weight", "entropy": "entropy change", "clip": "clipped tokens", "mask": "tokens that pay KL"}
     for i, (axis, (name, title)) in enumerate(zip(axes, names.items(), strict=True)):
-        means[name] = draw_rows(axis, book, task, methods, f"{name}_decisive", labels=i == 0)
-        axis.axvline(tokens, color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
+        means[name] = draw_rows(axis, book, task, methods, f"{name}_focus", labels=i == 0)
+        zero_line(axis, 1.0)
         axis.set_title(title)
         low, high = axis.get_xlim()
-        axis.set_xlim(min(low, 0.0), max(high, tokens * 1.3))
+        axis.set_xlim(min(low, 0.0), max(high, 1.5))
+    tokens = np.mean([book.level(task, m, "tokens_decisive")["estimate"] for m in methods])
+    figure.supxlabel("share on decisive tokens over their share of all tokens", fontsize=9)
     return Drawing(
         figure,
         "Credit: how much falls on the decisive tokens",
-        "Shares that fall on decisive tokens, the digits whose planted fact is wrong. Dashed line: the decisive "
-        "tokens' share of all tokens "
-        f"({tokens:.3f}), where a method that cannot tell tokens apart would lie. Every seed is a hollow point.",
-        f"Share of gradient weight on decisive tokens: {ranked(means['gradient'])}; their share of tokens is {tokens:.3f}. "
-        f"Share of entropy change: {ranked(means['entropy'])}.",
+        "Decisive tokens are the digits whose planted fact is wrong. At 1 (line) a method treats them "
+        "like any other token; at 5 "
+        "they get five times their part. Entropy change: absolute, update by update. Every seed is a hollow point.",
+        f"Decisive tokens are {100 * tokens:.1f} % of all. In multiples of that share, gradient weight: "
+        f"{ranked(means['gradient'], 2)}; "
+        f"entropy change: {ranked(means['entropy'], 1)}; clipped tokens: {ranked(means['clip'], 1)}.",
     )
 
 
@@ -174,32 +194,42 @@ def surprise(book: Book, task: str) -> Drawing | None:
     table = book.tables.get("fell_by_surprise")
     if table is None or not len(table[table["task"] == task]):
         return None
-    table = table[(table["task"] == task) & (table["tokens"] >= 20)]
+    table = table[(table["task"] == task) & (table["tokens"] >= FEWEST)]
     methods = [m for m in book.overlaid(task) if m in set(table["method"])]
+    bins = sorted(set(table["bin"]))
+    if not methods:
+        return None
     figure, (axis,) = panels(1, 1, width=6.4, height=3.6)
     ends = {}
     for method in methods:
         rows, look = table[table["method"] == method], book.looks[method]
-        axis.plot(rows["surprise"], rows["fell"], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4)
-        if len(rows):
-            ends[method] = (float(rows["fell"].iloc[0]), float(rows["fell"].iloc[-1]))
+        at = [bins.index(b) for b in rows["bin"]]
+        axis.plot(at, rows["fell"], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4)
+        ends[method] = (float(rows["fell"].iloc[0]), float(rows["fell"].iloc[-1]))
     zero_line(axis, 1.0, vertical=False)
-    axis.axvline(0, color=FAINT, linewidth=0.8)
+    edges = SURPRISE_EDGES
+    names = [
+        f"{edges[b]:g} to {edges[b + 1]:g}".replace("-inf to", "below").replace(" to inf", " up").replace("-", "−")
+        for b in bins
+    ]
+    axis.set_xticks(range(len(bins)), names, rotation=25, ha="right")
     axis.set(xlabel="surprisal − entropy of the sampled token, nats", ylabel="share whose entropy fell", ylim=(0, 1.04))
     legend_below(figure, book, methods)
     return Drawing(
         figure,
         "Which tokens lose entropy",
-        "Recorded tokens with positive advantage at the last update of a rollout, in bins of at least 20. Raising a "
-        "token that is more "
-        "surprising than expected spreads the distribution, so a positive advantage alone does not mean falling "
-        "entropy (line at 1).",
+        "Recorded tokens with positive advantage at the last update of a rollout, in bins of at least "
+        f"{FEWEST} tokens over all seeds. "
+        "Raising a token that is more surprising than expected spreads the distribution, so a positive "
+        "advantage alone does not mean "
+        "falling entropy (line at 1). Bins around 0 hold tokens that were all but certain.",
         f"Share of positive-advantage tokens losing entropy, from the least to the most surprising: {trend(ends, 2)}.",
     )
 
 
 def facts(book: Book, task: str) -> Drawing | None:
-    """Planted wrong facts corrected along training, and gradient weight on decisive tokens against the time to half of them."""
+    """Planted wrong facts corrected along training, and gradient weight on decisive tokens against the "
+    "time to half of them."""
     methods = [m for m in book.overlaid(task) if len(book.curve(task, m, "validation", "fact_correct")[0])]
     if not methods:
         return None
@@ -237,6 +267,9 @@ def facts(book: Book, task: str) -> Drawing | None:
         f"Facts corrected: {trend(ends, 2)}.{note}",
     )
 
+
+FEWEST = 20
+"""Tokens below which a bin says nothing."""
 
 SENSITIVITY = ("accuracy", "curve_mean", "entropy_kept")
 

@@ -54,11 +54,15 @@ def learning_curves(book: Book, task: str) -> Drawing | None:
 
 
 def log_scale(axis) -> None:
-    """A logarithmic y axis with plain numbers at 1, 2 and 5."""
+    """A logarithmic y axis with plain numbers, at least three where they fit."""
     axis.set_yscale("log")
     low, high = axis.get_ylim()
-    ticks = [m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in (1, 2, 5)]
-    axis.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)):
+        ticks = [t for t in (m * 10.0**e for e in decades for m in steps) if low <= t <= high]
+        if len(ticks) >= 3:
+            break
+    axis.yaxis.set_major_locator(FixedLocator(ticks))
     axis.yaxis.set_minor_locator(NullLocator())
     formatter = ScalarFormatter()
     formatter.set_scientific(False)
@@ -104,7 +108,8 @@ def entropy_curves(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Entropy, method by method",
-        "Exact entropy of the sampling distribution. Line: mean over seeds; band: lowest to highest seed; thin grey line: "
+        "Exact entropy of the sampling distribution. Line: mean over seeds; band: lowest to highest seed; "
+        "thin grey line: "
         f"{book.reference}. “Kept” is the entropy of the last tenth of the rollouts over that of the first tenth.",
         f"Entropy over training: {trend(ends, 4)}.",
     )
@@ -132,13 +137,20 @@ def entropy_law(book: Book, task: str) -> Drawing | None:
             if law is not None:
                 grid = np.linspace(0, np.nanmax(h), 60)
                 axis.plot(grid, law.predict(grid), color=look.colour, linewidth=1.1)
-                axis.plot([0], [law.ceiling], marker=look.marker, color=look.colour, markersize=4.5, clip_on=law.ceiling > 1.4)
+                top = max(top, min(1.4, law.ceiling + 0.06))
+                axis.plot(
+                    [0],
+                    [law.ceiling],
+                    marker=look.marker,
+                    color=look.colour,
+                    markersize=4.5,
+                    clip_on=not 0 <= law.ceiling <= 1.4,
+                )
         r2, ceiling = book.level(task, method, "law_r2"), book.level(task, method, "law_ceiling")
         fits[method] = float(r2["estimate"])
         axis.set_title(method, color=look.colour, weight="bold")
         text = f"R² {r2['estimate']:.2f}, ceiling {ceiling['estimate']:.2f}"
-        axis.text(0.97, 0.05, text, transform=axis.transAxes, ha="right", va="bottom", fontsize=8)
-        top = max(top, min(1.4, float(ceiling["estimate"]) + 0.08))
+        axis.text(0.97, 0.97, text, transform=axis.transAxes, ha="right", va="top", fontsize=8)
         axis.set_ylim(0, top)
         axis.set_xlim(left=0)
     figure.supxlabel("entropy H, nats per token", fontsize=9)
@@ -220,7 +232,7 @@ def final_accuracy(book: Book, task: str) -> Drawing | None:
         for row, method in enumerate(methods):
             found = book.pair(task, method, against, "accuracy") if against else None
             if found is not None:
-                draw_interval(axis, row, found, book.looks[method])
+                draw_interval(axis, row, found, book.looks[method], "boot_" if against == BASE else "")
                 if against == book.reference:
                     gains[method] = float(found["estimate"])
         finish_rows(axis, methods, labels=False)
@@ -230,11 +242,12 @@ def final_accuracy(book: Book, task: str) -> Drawing | None:
     return Drawing(
         figure,
         "Final accuracy",
-        "Left: every seed as a hollow point, mean and interval below it. Middle and right: differences paired by "
-        "seed, since all methods "
-        "of a seed start from one base policy and meet the same problems. Bars: "
-        f"{100 * book.study.analyse.confidence:g} % t intervals over seeds; "
-        "none where there is one seed.",
+        "Left: every seed as a hollow point, mean and interval above it. Left and middle: hierarchical "
+        "bootstrap over seeds and "
+        "problems, which with few and different seeds is too narrow. Right: differences paired by seed with "
+        f"{100 * book.study.analyse.confidence:g} % t intervals, which decide the verdicts. All methods of "
+        "a seed start from one base "
+        "policy and meet the same problems.",
         f"Final held-out accuracy: {ranked(means)}. Difference from {book.reference}: {ranked(gains)}.",
     )
 

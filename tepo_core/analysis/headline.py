@@ -14,7 +14,8 @@ LEVELS = ("accuracy", "greedy", "pass_max", "long_accuracy", "curve_mean", "entr
 def headline_table(book: Book) -> pd.DataFrame:
     """One row a task and method: levels and paired differences, each with low and high where an interval exists.
 
-    gain: accuracy over the base policy. difference: accuracy over the reference method. time_ratio: rollouts to where the
+    Levels and gain (accuracy over the base policy): hierarchical bootstrap over seeds and problems. difference: accuracy over
+    the reference method, with the paired t interval that decides verdicts. time_ratio: rollouts to where the
     reference ended, over the reference's. rollouts_to_target: mean, cut at the horizon; reached: seeds that got there."""
     rows = []
     times = book.tables["times"]
@@ -25,8 +26,8 @@ def headline_table(book: Book) -> pd.DataFrame:
                 continue
             row: dict = {"task": task, "method": method, "seeds": seeds}
             for metric in LEVELS:
-                _put(row, metric, book.level(task, method, metric))
-            _put(row, "gain", book.pair(task, method, BASE, "accuracy"))
+                _put(row, metric, book.level(task, method, metric), "boot_")
+            _put(row, "gain", book.pair(task, method, BASE, "accuracy"), "boot_")
             _put(row, "difference", book.pair(task, method, book.reference, "accuracy") if book.reference else None)
             mine = times[(times["task"] == task) & (times["method"] == method)]
             if len(mine):
@@ -43,8 +44,8 @@ def headline_table(book: Book) -> pd.DataFrame:
     return table.astype({"reached": "Int64"})
 
 
-def _put(row: dict, name: str, found: pd.Series | None) -> None:
-    for suffix, key in (("", "estimate"), ("_low", "low"), ("_high", "high")):
+def _put(row: dict, name: str, found: pd.Series | None, kind: str = "") -> None:
+    for suffix, key in (("", "estimate"), ("_low", f"{kind}low"), ("_high", f"{kind}high")):
         row[name + suffix] = None if found is None else found[key]
 
 
@@ -102,6 +103,29 @@ def answer(book: Book) -> list[str]:
     return out or ["No pair of methods shares a seed, so nothing can be compared."]
 
 
+def credit_sentences(book: Book) -> list[str]:
+    """Where credit falls, in words, for tasks that know their decisive tokens: gradient weight, and what clipping hits."""
+    out = []
+    for task in book.tasks:
+        share = {m: book.level(task, m, "tokens_decisive") for m in book.trained(task)}
+        share = {m: float(row["estimate"]) for m, row in share.items() if row is not None}
+        if not share:
+            continue
+        text = f"On {task}, decisive tokens are {100 * sum(share.values()) / len(share):.1f} % of all tokens"
+        for name, words in (
+            ("gradient", "get between {} times their share of the gradient weight"),
+            ("clip", "and between {} times their share of the clipping"),
+        ):
+            found = {m: book.level(task, m, f"{name}_focus") for m in share}
+            found = {m: float(row["estimate"]) for m, row in found.items() if row is not None}
+            if found:
+                low, high = min(found, key=found.get), max(found, key=found.get)
+                span = f"{number(found[low], 1)} ({low}) and {number(found[high], 1)} ({high})"
+                text += (", " if name == "gradient" else " ") + words.format(span)
+        out.append(text + ".")
+    return out
+
+
 def sentences(book: Book) -> list[dict]:
     """One sentence a task and method: accuracy, gain over the base, difference from the reference, entropy, speed."""
     out = []
@@ -120,6 +144,7 @@ def sentences(book: Book) -> list[dict]:
                 )
             if pd.notna(row["entropy_kept"]):
                 parts.append(f"keeps {100 * row['entropy_kept']:.0f} % of its entropy")
+            parts += collapses(book, task, method)
             if pd.notna(row["rollouts_to_target"]):
                 target = book.study.analyse.target_accuracy
                 parts.append(
@@ -127,6 +152,23 @@ def sentences(book: Book) -> list[dict]:
                     f"({number(row['rollouts_to_target'], 0)} rollouts on average)"
                 )
         out.append({"task": task, "method": method, "text": "; ".join(parts) + "."})
+    return out
+
+
+def collapses(book: Book, task: str, method: str) -> list[str]:
+    """Seeds in which the stated rule says "collapsed", with the step and the reward at that step: a solved task has little
+    entropy left, and only the reward tells the two apart."""
+    runs = book.tables["runs"]
+    runs = runs[(runs["task"] == task) & (runs["method"] == method) & runs["collapse_step"].notna()]
+    out = []
+    for kind, rows in runs.groupby("collapse_kind", sort=True):
+        rule = book.study.analyse.collapse_entropy_share if kind == "entropy" else book.study.analyse.collapse_reward_share
+        step, reward = rows["collapse_step"].min(), rows["collapse_reward"].mean()
+        whose = "start" if kind == "entropy" else "peak"
+        out.append(
+            f"{kind} falls below {100 * rule:g} % of its {whose} in {len(rows)} seed{'s' if len(rows) > 1 else ''}, "
+            f"first at rollout {step:.0f} (training reward there {number(reward, 2)})"
+        )
     return out
 
 

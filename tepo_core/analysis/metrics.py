@@ -22,9 +22,9 @@ class Metric:
 KIND_METRICS = (
     ("gradient", "gradient on {}", "share of the gradient weight |dJ/dlogp| on {} tokens", True),
     ("tokens", "tokens: {}", "share of tokens that are {}", True),
-    ("entropy", "entropy change on {}", "share of the summed entropy change on {} tokens", False),
+    ("entropy", "entropy change on {}", "share of the absolute entropy change, update by update, on {} tokens", True),
     ("clip", "clipping on {}", "share of clipped tokens that are {}", True),
-    ("mask", "mask on {}", "share of masked tokens that are {}", True),
+    ("mask", "KL on {}", "share of the tokens that pay KL which are {}", True),
 )
 
 
@@ -37,6 +37,7 @@ def _all() -> list[Metric]:
     gradient = "standard deviation of the change of the mean gradient norm between rollouts"
     sampler = "mean k3 estimate of KL between the sampling policy and the updated one, nats per token"
     fell = "share of tokens with positive advantage whose entropy fell, after the first update"
+    uncertain = "the same among recorded tokens whose entropy was at least 0.05 nats, where a change is no rounding"
     corrected = "share of the planted wrong facts that the policy answers rightly at the end"
     kept = "share of the facts that were right in the warm-up and still are at the end"
     rows = [
@@ -71,8 +72,9 @@ def _all() -> list[Metric]:
         ("kl_base", "KL to base", "KL of the final policy to the base policy on its own samples, nats per token", 0, False, 4),
         ("ratio_spread", "ratio spread", "standard deviation of the importance ratio as the method uses it", 0, False, 4),
         ("clip", "clipped", "share of tokens whose ratio is clipped", 0, True, 4),
-        ("mask", "in the mask", "share of tokens on which TEPO charges KL", 0, True, 4),
+        ("mask", "paying KL", "share of tokens that pay the method's KL penalty: TEPO's mask, KL-Cov's selection", 0, True, 4),
         ("fell", "A>0 tokens losing entropy", fell, 0, True),
+        ("fell_uncertain", "of uncertain ones", uncertain, 0, True),
         ("length_drift", "length drift", "mean response length in the last tenth over the first tenth"),
         ("zero_variance", "groups without signal", "share of groups in which all rewards are equal", -1, True),
         ("collapse_step", "collapsed at", "rollout at which the collapse rule first holds", 0, False, 0),
@@ -83,6 +85,10 @@ def _all() -> list[Metric]:
     metrics = [Metric(*row) for row in rows]
     for name, label, meaning, share in KIND_METRICS:
         metrics += [Metric(f"{name}_{k}", label.format(k), meaning.format(k), 0, share) for k in KINDS]
+    for name, label, meaning, _ in KIND_METRICS:
+        if name != "tokens":
+            text = f"{meaning.format('decisive')}, over their share of tokens: 1 where the method cannot tell them apart"
+            metrics.append(Metric(f"{name}_focus", f"{label.format('decisive')}, times their share", text, 0, False, 2))
     return metrics
 
 

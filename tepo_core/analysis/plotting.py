@@ -177,9 +177,9 @@ def legend_below(figure: Figure, book: Book, methods: Sequence[str], columns: in
 def draw_rows(
     axis: Axes, book: Book, task: str, methods: Sequence[str], metric: str, *, labels: bool = True
 ) -> dict[str, float]:
-    """One row a method: every seed as a hollow point, mean and interval as a filled point with a bar. Returns the means.
+    """One row a method: every seed as a hollow point, mean and bootstrap interval as a filled point with a bar.
 
-    A method without an interval (one seed, or no variation) has no bar."""
+    Returns the means. A method without an interval (one seed, or no variation) has no bar."""
     means = {}
     for row, method in enumerate(methods):
         look = book.looks[method]
@@ -197,16 +197,17 @@ def draw_rows(
             markersize=4,
             alpha=0.9,
         )
-        draw_interval(axis, row - 0.08, found, look)
+        draw_interval(axis, row - 0.08, found, look, "boot_")
         means[method] = float(found["estimate"])
     finish_rows(axis, methods, labels)
     return means
 
 
-def draw_interval(axis: Axes, row: float, found: pd.Series, look: Look) -> None:
-    """A filled point at the estimate and, where there is an interval, its bar."""
-    if pd.notna(found["low"]) and pd.notna(found["high"]):
-        axis.plot([found["low"], found["high"]], [row, row], color=look.colour, linewidth=2.2, solid_capstyle="butt", zorder=3)
+def draw_interval(axis: Axes, row: float, found: pd.Series, look: Look, kind: str = "") -> None:
+    """A filled point at the estimate and, where there is an interval, its bar: t, or with ``kind`` "boot_" bootstrap."""
+    low, high = found[f"{kind}low"], found[f"{kind}high"]
+    if pd.notna(low) and pd.notna(high):
+        axis.plot([low, high], [row, row], color=look.colour, linewidth=2.2, solid_capstyle="butt", zorder=3)
     marker = look.marker if look.marker != "|" else "s"
     axis.plot(
         [found["estimate"]],

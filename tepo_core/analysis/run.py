@@ -19,11 +19,12 @@ from tepo_core.analysis import tables as tab
 from tepo_core.analysis.claims import Verdict, claims_table, judge, load_claims
 from tepo_core.analysis.credit import credit_tables
 from tepo_core.analysis.figures import FIGURES, draw_all, read_tables
-from tepo_core.analysis.headline import answer, between, headline_table, number, sentences
+from tepo_core.analysis.headline import answer, between, credit_sentences, headline_table, number, sentences
 from tepo_core.analysis.plotting import Book
 from tepo_core.analysis.runs import RunSet, load_runs
 from tepo_core.analysis.style import is_evidence
 from tepo_core.analysis.summaries import run_table
+from tepo_core.analysis.times import times_table
 from tepo_core.config import ConfigError, Study
 
 
@@ -80,13 +81,14 @@ def analyse(study: Study, root: Path, out: Path | None = None, figures: Sequence
         raise ConfigError(f"{root / 'runs'}: no run that params.yaml declares can be used; run 'dvc repro' first\n{lines}")
     table = run_table(runs, study)
     confidence, presets = study.analyse.confidence, presets_of(runs, study)
+    evaluation = tab.evaluation_table(runs, study)
     tables = {
         "runs": table,
         "curves": tab.curves_table(runs),
-        "methods": tab.methods_table(table, runs, confidence),
-        "pairs": tab.pairs_table(table, runs, confidence, presets),
-        "evaluation": tab.evaluation_table(runs, study),
-        "times": tab.times_table(runs, study),
+        "methods": tab.methods_table(table, runs, evaluation, study),
+        "pairs": tab.pairs_table(table, runs, study, presets),
+        "evaluation": evaluation,
+        "times": times_table(runs, study),
         "reliability": tab.reliability_table(table, runs, study),
         **tab.token_tables(runs),
         **credit_tables(runs, table, confidence),
@@ -147,7 +149,8 @@ def _write(
             "profile": study.profile, "evidence": is_evidence(study), "tasks": runs.tasks, "methods": runs.methods,
             "seeds": runs.seeds, "presets": book.presets, "reference": book.reference, "imported": runs.imported,
             "findings": [asdict(f) for f in runs.findings], "figures": figures, "answer": answer(book),
-            "sentences": sentences(book), "objectives": objectives_of(runs), "versions": versions_of(runs),
+            "sentences": sentences(book),
+            "credit": credit_sentences(book), "objectives": objectives_of(runs), "versions": versions_of(runs),
         },
     )  # fmt: skip
 

@@ -77,13 +77,10 @@ def parse_metrics(path: Path) -> tuple[Series, Series, Series, str | None]:
     Raises :class:`RunError` naming the file and line that is cut, malformed or of an unknown kind."""
     rows: dict[str, list[dict]] = {"rollout": [], "update": [], "validation": []}
     stopped = None
-    text = path.read_text(encoding="utf-8")
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    else:
+    lines = path.read_text(encoding="utf-8").split("\n")
+    if lines[-1] != "":
         raise RunError(f"{path.name}, line {len(lines)}: cut in the middle of a line")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)
             kind = record["kind"]
@@ -109,15 +106,31 @@ def _series(records: list[dict], updates: bool = False) -> Series:
     series = Series(np.array([r["step"] for r in records], dtype=int))
     if updates:
         series.updates = np.array([r["update"] for r in records], dtype=int)
+    pairs = _columns([r.get("sums", {}) for r in records], (0.0, 0.0))
+    for name, values in pairs.items():
+        series.num[name], series.den[name] = values[:, 0].copy(), values[:, 1].copy()
+    series.values.update(_columns([r.get("values", {}) for r in records], np.nan))
+    return _finished(series)
+
+
+def _columns(rows: list[dict], missing: float | tuple[float, float]) -> dict[str, np.ndarray]:
+    """Column arrays of rows of numbers (or pairs); ``missing`` stands where a row lacks a name, NaN where it holds null.
+
+    Rows of one kind mostly have the same names in the same order: then all of them become one array at once."""
+    if not rows:
+        return {}
+    names = list(rows[0])
+    if all(list(row) == names for row in rows):
+        table = np.array([list(row.values()) for row in rows], dtype=float)
+        return {name: table[:, i] for i, name in enumerate(names)}
+    every = sorted({name for row in rows for name in row})
+    return {name: np.array([row.get(name, missing) for row in rows], dtype=float) for name in every}
+
+
+def _finished(series: Series) -> Series:
     if np.any(np.diff(series.steps) < 0):
         raise ValueError("steps go backwards")
-    names = sorted({name for r in records for name in r.get("sums", {})})
-    for name in names:
-        pairs = np.array([r.get("sums", {}).get(name, (0.0, 0.0)) for r in records], dtype=float).reshape(-1, 2)
-        series.num[name], series.den[name] = pairs[:, 0].copy(), pairs[:, 1].copy()
     for name in OVER_ALL_TOKENS if "computed" in series.den else ():
         if name in series.den:
             series.den[name] = series.den["computed"].copy()
-    for name in sorted({name for r in records for name in r.get("values", {})}):
-        series.values[name] = np.array([r.get("values", {}).get(name, np.nan) for r in records], dtype=float)
     return series

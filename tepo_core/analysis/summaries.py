@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from tepo_core.analysis import entropy as ent
 from tepo_core.analysis import stability as stab
@@ -23,7 +24,7 @@ from tepo_core.analysis.statistics import (
     shared_problem_variance,
     steps_to_target,
 )
-from tepo_core.config import ARITHMETIC_TASKS, Study
+from tepo_core.config import Study
 from tepo_core.passk import pass_at_k
 
 CURVE = "greedy"
@@ -127,6 +128,7 @@ def run_row(run: Run, study: Study) -> dict[str, float | None]:
         "facts_corrected": _last(facts), "facts_kept": kept, "facts_half": half.step if half and half.reached else None,
     }  # fmt: skip
     row.update(kind_shares(moved if "gradient@decisive" in update else update))
+    row["fell_uncertain"] = fell_uncertain(run)
     row["collapse_kind"] = collapse.kind if collapse else None
     return row
 
@@ -150,12 +152,35 @@ def kind_shares(update: Series) -> dict[str, float | None]:
             row[f"{name}_{kind}"] = update.total(f"{name}@{kind}")
     for name, column in (("entropy", "entropy_change"), ("clip", "clip"), ("mask", "mask")):
         sums = {
-            kind: float(np.nansum(update.num[f"{column}@{kind}"])) if f"{column}@{kind}" in update else None for kind in KINDS
+            kind: float(np.nansum(np.abs(update.num[f"{column}@{kind}"]))) if f"{column}@{kind}" in update else None
+            for kind in KINDS
         }
         total = sum(v for v in sums.values() if v is not None)
         for kind, value in sums.items():
             row[f"{name}_{kind}"] = value / total if value is not None and total else None
+    tokens = row["tokens_decisive"]
+    for name in ("gradient", "entropy", "clip", "mask"):
+        share = row[f"{name}_decisive"]
+        row[f"{name}_focus"] = share / tokens if share is not None and tokens else None
     return row
+
+
+UNCERTAIN = 0.05
+"""Nats. Below it a position is all but decided, and the sign of a change of entropy there is mostly rounding."""
+
+
+def fell_uncertain(run: Run) -> float | None:
+    """Share of recorded tokens with positive advantage and entropy of at least :data:`UNCERTAIN` whose entropy fell;
+    ``None`` with fewer than twenty of them."""
+    path = run.folder / "tokens.parquet"
+    columns = ["advantage", "logprob", "logprob_old", "entropy", "entropy_old"]
+    if not path.is_file() or not set(columns) <= set(pq.read_schema(path).names):
+        return None
+    table = {name: pq.read_table(path, columns=[name])[name].to_numpy() for name in columns}
+    chosen = (table["advantage"] > 0) & (table["entropy_old"] >= UNCERTAIN) & (table["logprob"] != table["logprob_old"])
+    if chosen.sum() < 20:
+        return None
+    return float((table["entropy"] < table["entropy_old"])[chosen].mean())
 
 
 def _last(values: np.ndarray) -> float | None:
@@ -198,14 +223,18 @@ def run_table(runs: RunSet, study: Study) -> pd.DataFrame:
 
 def seed_values(table: pd.DataFrame, task: str, method: str, metric: str) -> dict[int, float]:
     """Finite values of a metric by seed."""
-    rows = table[(table["task"] == task) & (table["method"] == method)]
-    return {int(s): float(v) for s, v in zip(rows["seed"], rows[metric], strict=True) if np.isfinite(v)}
+    values = table[metric].to_numpy()
+    mine = (table["task"].to_numpy() == task) & (table["method"].to_numpy() == method) & np.isfinite(values)
+    return {int(s): float(v) for s, v in zip(table["seed"].to_numpy()[mine], values[mine], strict=True)}
 
 
-def level(table: pd.DataFrame, task: str, method: str, metric: str, confidence: float) -> Interval:
-    """A method's mean over seeds, with its interval."""
+def level(table: pd.DataFrame, runs: RunSet, task: str, method: str, metric: str, confidence: float) -> Interval:
+    """A method's mean over seeds, with its interval; where all seeds share one problem set, the variance over problems is
+    added."""
+    values = seed_values(table, task, method, metric)
     bounds = (0.0, 1.0) if METRICS[metric].share else None
-    return seed_interval(list(seed_values(table, task, method, metric).values()), confidence, bounds=bounds)
+    variance = problem_variance(runs, task, method, None, metric, values)
+    return seed_interval(list(values.values()), confidence, bounds=bounds, problem_variance=variance)
 
 
 @dataclass(frozen=True)
@@ -233,22 +262,32 @@ def compare(
 PROBLEM_METRICS = {"accuracy": "accuracy", "greedy": "greedy", "pass_max": "pass@"}
 
 
-def problem_variance(runs: RunSet, task: str, first: str, second: str, metric: str, seeds: Iterable[int]) -> float:
-    """Squared standard error over problems of a paired difference; 0 for tasks whose seeds draw their own problems."""
+def shares_problems(evaluated: Iterable[Evaluation], split: str) -> bool:
+    """Whether several seeds were evaluated on one and the same problem set, as on a benchmark. The built-in tasks draw
+    their problems anew for every seed, and their ids say so."""
+    ids = [e.counts(split)[0] for e in evaluated if split in e.splits]
+    return len(ids) > 1 and all(other == ids[0] for other in ids)
+
+
+def problem_variance(runs: RunSet, task: str, first: str, second: str | None, metric: str, seeds: Iterable[int]) -> float:
+    """Squared standard error over problems of a level (``second`` None) or of a paired difference, where all seeds share
+    their problems; else 0, since the spread between seeds then holds it already."""
     seeds = list(seeds)
-    if task in ARITHMETIC_TASKS or metric not in PROBLEM_METRICS or not seeds:
+    a, b = runs.evaluated(task, first), runs.evaluated(task, second) if second else {}
+    if metric not in PROBLEM_METRICS or not seeds or any(s not in a or (second and s not in b) for s in seeds):
         return 0.0
-    a, b = runs.evaluated(task, first), runs.evaluated(task, second)
     splits = primary_splits(a[seeds[0]])
     total = 0.0
     for split in splits:
+        if not shares_problems([a[s] for s in seeds], split):
+            continue
         rows = []
         for seed in seeds:
             name = f"pass@{largest_k(a[seed])}" if metric == "pass_max" else PROBLEM_METRICS[metric]
-            pair = split_metric(a[seed], split, name), split_metric(b[seed], split, name)
-            if any(v is None for v in pair) or len(pair[0]) != len(pair[1]):
+            values = split_metric(a[seed], split, name)
+            other = split_metric(b[seed], split, name) if second else 0.0
+            if values is None or other is None or (second and len(other) != len(values)):
                 return 0.0
-            rows.append(pair[0] - pair[1])
-        if len({len(r) for r in rows}) == 1:
-            total += shared_problem_variance(np.stack(rows)) / len(splits) ** 2
+            rows.append(values - other)
+        total += shared_problem_variance(np.stack(rows)) / len(splits) ** 2
     return total

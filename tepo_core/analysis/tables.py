@@ -14,15 +14,22 @@ from tepo_core.analysis.runs import BASE, Evaluation, RunSet
 from tepo_core.analysis.series import Series
 from tepo_core.analysis.statistics import (
     SeedProblemBootstrap,
-    TimeToTarget,
     bootstrap_interval,
     iqm,
-    restricted_mean_time,
     seed_interval,
-    time_ratio,
+    shared_problem_variance,
 )
-from tepo_core.analysis.summaries import compare, horizon, level, seed_values, split_metric, time_to, validation_curve
-from tepo_core.config import ARITHMETIC_TASKS, Study
+from tepo_core.analysis.summaries import (
+    PROBLEM_METRICS,
+    compare,
+    largest_k,
+    level,
+    primary_splits,
+    seed_values,
+    shares_problems,
+    split_metric,
+)
+from tepo_core.config import Study
 from tepo_core.seeding import numpy_generator
 
 TOKEN_COLUMNS = (
@@ -76,21 +83,74 @@ def _long(series: Series) -> pd.DataFrame:
     )
 
 
-def methods_table(table: pd.DataFrame, runs: RunSet, confidence: float) -> pd.DataFrame:
-    """Mean and interval over seeds of every metric of every method, long."""
+def methods_table(table: pd.DataFrame, runs: RunSet, evaluation: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """Every metric of every method, long: mean over seeds with its t interval (low, high) and its bootstrap interval
+    (boot_low, boot_high: over seeds, and over problems where the metric is an accuracy on one split)."""
     rows = []
+    found = {(r["task"], r["method"], r["split"], r["metric"]): r for r in evaluation.to_dict("records")}
     for task in runs.tasks:
         for method in [BASE, *runs.methods]:
+            evaluated = runs.evaluated(task, method)
             for metric in METRICS:
-                interval = level(table, task, method, metric, confidence)
-                if interval.n:
-                    rows.append({"task": task, "method": method, "metric": metric, **interval.as_dict()})
-    return pd.DataFrame(rows, columns=["task", "method", "metric", "estimate", "low", "high", "n", "reason"])
+                interval = level(table, runs, task, method, metric, study.analyse.confidence)
+                if not interval.n:
+                    continue
+                names = evaluation_names(evaluated, metric)
+                if names and (task, method, *names) in found:
+                    boot = [found[task, method, *names][key] for key in ("bootstrap_low", "bootstrap_high")]
+                else:
+                    values = list(seed_values(table, task, method, metric).values())
+                    rng = numpy_generator("analysis", "level", task, method, metric)
+                    settings = {"reps": study.analyse.bootstrap, "confidence": study.analyse.confidence, "rng": rng}
+                    drawn = bootstrap_interval([values], lambda x: x.mean(axis=1), **settings)
+                    boot = [drawn.low, drawn.high]
+                row = {"task": task, "method": method, "metric": metric, **interval.as_dict()}
+                rows.append(row | {"boot_low": boot[0], "boot_high": boot[1]})
+    columns = ["task", "method", "metric", "estimate", "low", "high", "n", "reason", "boot_low", "boot_high"]
+    return pd.DataFrame(rows, columns=columns).astype({"boot_low": float, "boot_high": float})
 
 
-def pairs_table(table: pd.DataFrame, runs: RunSet, confidence: float, presets: Mapping[str, str]) -> pd.DataFrame:
-    """Paired differences of every method from the base policy, from the reference method and from its own preset, long."""
+def evaluation_names(evaluated: Mapping[int, Evaluation], metric: str) -> tuple[str, str] | None:
+    """(split, metric) of the evaluation table that a metric of the run table stands for; ``None`` where it is none, or a
+    mean over several splits."""
+    if metric not in PROBLEM_METRICS or not evaluated:
+        return None
+    first = next(iter(evaluated.values()))
+    splits = primary_splits(first)
+    name = f"pass@{largest_k(first)}" if metric == "pass_max" else PROBLEM_METRICS[metric]
+    return (splits[0], name) if len(splits) == 1 else None
+
+
+def paired_bootstrap(
+    runs: RunSet, task: str, first: str, second: str, metric: str, seeds: tuple[int, ...], study: Study, samplers: dict
+) -> tuple[float | None, float | None]:
+    """Hierarchical bootstrap interval of a paired difference: the same seeds and problems are redrawn for both methods.
+
+    (None, None) for metrics that are no accuracy on one split, and with fewer than two seeds."""
+    a, b = runs.evaluated(task, first), runs.evaluated(task, second)
+    names = evaluation_names(a, metric)
+    if names is None or len(seeds) < 2 or any(s not in a or s not in b for s in seeds):
+        return None, None
+    pairs = [(split_metric(a[s], *names), split_metric(b[s], *names)) for s in seeds]
+    if any(x is None or y is None or len(x) != len(y) for x, y in pairs):
+        return None, None
+    sizes = [len(x) for x, _ in pairs]
+    key = (task, names[0], seeds)
+    if key not in samplers:
+        rng = numpy_generator("analysis", "bootstrap", task, names[0], *seeds)
+        shared = shares_problems([a[s] for s in seeds], names[0])
+        samplers[key] = SeedProblemBootstrap(sizes, reps=study.analyse.bootstrap, rng=rng, shared=shared)
+    found = samplers[key].interval([x - y for x, y in pairs], study.analyse.confidence)
+    return found.low, found.high
+
+
+def pairs_table(table: pd.DataFrame, runs: RunSet, study: Study, presets: Mapping[str, str]) -> pd.DataFrame:
+    """Paired differences of every method from the base policy, from the reference method and from its own preset, long.
+
+    low, high: t interval over seeds, which decides verdicts. boot_low, boot_high: hierarchical bootstrap over seeds and
+    problems, for accuracies on one split."""
     rows = []
+    confidence, samplers = study.analyse.confidence, {}
     reference = reference_method(runs.methods)
     for task in runs.tasks:
         for method in runs.methods:
@@ -100,6 +160,7 @@ def pairs_table(table: pd.DataFrame, runs: RunSet, confidence: float, presets: M
                 for metric in METRICS:
                     found = compare(table, runs, task, method, other, metric, confidence)
                     if found.seeds:
+                        boot = paired_bootstrap(runs, task, method, other, metric, found.seeds, study, samplers)
                         rows.append(
                             {
                                 "task": task,
@@ -109,6 +170,8 @@ def pairs_table(table: pd.DataFrame, runs: RunSet, confidence: float, presets: M
                                 **found.interval.as_dict(),
                                 "improvement": found.improvement,
                                 "seeds_needed": found.needed,
+                                "boot_low": boot[0],
+                                "boot_high": boot[1],
                             }
                         )
     columns = [
@@ -123,8 +186,11 @@ def pairs_table(table: pd.DataFrame, runs: RunSet, confidence: float, presets: M
         "reason",
         "improvement",
         "seeds_needed",
+        "boot_low",
+        "boot_high",
     ]
-    return pd.DataFrame(rows, columns=columns).astype({"seeds_needed": "Int64"})
+    types = {"seeds_needed": "Int64", "boot_low": float, "boot_high": float}
+    return pd.DataFrame(rows, columns=columns).astype(types)
 
 
 def evaluation_table(runs: RunSet, study: Study) -> pd.DataFrame:
@@ -167,7 +233,7 @@ def _evaluation_rows(
     task: str, method: str, split: str, evaluated: Mapping[int, Evaluation], study: Study, samplers: dict
 ) -> list[dict]:
     rows = []
-    shared = task not in ARITHMETIC_TASKS
+    shared = shares_problems(evaluated.values(), split)
     first = next(iter(evaluated.values()))
     ks = sorted(int(k) for k in first.splits[split]["pass@k"])
     names = [("accuracy", 1), ("greedy", 1), *((f"pass@{k}", k) for k in ks)]
@@ -180,10 +246,10 @@ def _evaluation_rows(
         key = (split, tuple(groups), tuple(sizes))
         if key not in samplers:
             rng = numpy_generator("analysis", "bootstrap", task, split, *groups)
-            same = shared and len(set(sizes)) == 1
-            samplers[key] = SeedProblemBootstrap(sizes, reps=study.analyse.bootstrap, rng=rng, shared=same)
+            samplers[key] = SeedProblemBootstrap(sizes, reps=study.analyse.bootstrap, rng=rng, shared=shared)
         values = [float(g.mean()) for g in groups.values()]
-        interval = seed_interval(values, study.analyse.confidence, bounds=(0.0, 1.0))
+        variance = shared_problem_variance(np.stack(list(groups.values()))) if shared else 0.0
+        interval = seed_interval(values, study.analyse.confidence, bounds=(0.0, 1.0), problem_variance=variance)
         boot = samplers[key].interval(list(groups.values()), study.analyse.confidence)
         rows.append(
             {
@@ -196,7 +262,7 @@ def _evaluation_rows(
                 "iqm": float(iqm(np.array(values))),
                 "bootstrap_low": boot.low,
                 "bootstrap_high": boot.high,
-                "problems": sizes[0] if shared else sum(sizes),
+                "problems": len({i for e in evaluated.values() for i in e.counts(split)[0]}),
                 "samples": first.counts(split)[2],
             }
         )
@@ -212,7 +278,7 @@ def _evaluation_rows(
                     "metric": f"maj@{k}",
                     "k": k,
                     **interval.as_dict(),
-                    "problems": len(first.counts(split)[0]),
+                    "problems": len({i for e in evaluated.values() for i in e.counts(split)[0]}),
                     "samples": first.counts(split)[2],
                 }
             )
@@ -229,76 +295,6 @@ def reliability_table(table: pd.DataFrame, runs: RunSet, study: Study) -> pd.Dat
         if found.n:
             rows.append({"method": method, **found.as_dict()})
     return pd.DataFrame(rows, columns=["method", "estimate", "low", "high", "n", "reason"])
-
-
-def final_level(runs: RunSet, task: str, method: str, seed: int) -> float | None:
-    """Where a run ended: the mean of the last two held-out measurements of its curve."""
-    run = runs.runs.get((task, method, seed))
-    if run is None:
-        return None
-    values = validation_curve(run)[1]
-    values = values[np.isfinite(values)]
-    return float(values[-2:].mean()) if len(values) else None
-
-
-def times_to(
-    runs: RunSet, task: str, first: str, second: str, target: float | None
-) -> tuple[list[TimeToTarget], list[TimeToTarget], list[int], int]:
-    """Times of two methods on their common seeds, and the horizon. ``target`` None: where the second method ended, seed by
-    seed."""
-    a, b = runs.of(task, first), runs.of(task, second)
-    pairs, end = [], 0
-    for seed in sorted(set(a) & set(b)):
-        goal = target if target is not None else final_level(runs, task, second, seed)
-        if goal is None:
-            continue
-        times = time_to(a[seed], goal), time_to(b[seed], goal)
-        if None not in times:
-            pairs.append((*times, seed))
-            end = max(end, horizon(a[seed]), horizon(b[seed]))
-    return [p[0] for p in pairs], [p[1] for p in pairs], [p[2] for p in pairs], end
-
-
-def times_table(runs: RunSet, study: Study) -> pd.DataFrame:
-    """Rollouts to the profile's target, and ratios of times against the reference method for two targets.
-
-    mean_restricted: mean of min(time, horizon). ratio_*: against the reference to the profile's target; own_ratio_*: to where
-    the reference ended, the usual meaning of "converges sooner". Censored runs never got there."""
-    rows = []
-    reference = reference_method(runs.methods)
-    target, confidence = study.analyse.target_accuracy, study.analyse.confidence
-    for task in runs.tasks:
-        for method in runs.methods:
-            own = {seed: time_to(run, target) for seed, run in runs.of(task, method).items()}
-            own = {seed: t for seed, t in own.items() if t is not None}
-            if not own:
-                continue
-            end = max(horizon(run) for run in runs.of(task, method).values())
-            row = {
-                "task": task,
-                "method": method,
-                "target": target,
-                "seeds": len(own),
-                "reached": sum(t.reached for t in own.values()),
-                "mean_restricted": restricted_mean_time(list(own.values()), end),
-                "horizon": end,
-            }
-            if reference and reference != method:
-                for name, goal in (("ratio", target), ("own_ratio", None)):
-                    a, b, _, limit = times_to(runs, task, method, reference, goal)
-                    if a:
-                        found = time_ratio(a, b, limit, confidence)
-                        row |= {
-                            name: found.interval.estimate,
-                            f"{name}_low": found.interval.low,
-                            f"{name}_high": found.interval.high,
-                            f"{name}_pairs": found.pairs,
-                            f"{name}_censored": found.censored_first,
-                        }
-            rows.append(row)
-    names = [f"{n}{s}" for n in ("ratio", "own_ratio") for s in ("", "_low", "_high", "_pairs", "_censored")]
-    columns = ["task", "method", "target", "seeds", "reached", "mean_restricted", "horizon", *names]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def read_tokens(runs: RunSet) -> pd.DataFrame:

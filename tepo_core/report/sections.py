@@ -33,7 +33,12 @@ def lead(study: Study, facts: dict[str, Any]) -> str:
             + " With one seed there are no intervals, and nothing can be concluded; this profile shows that the plumbing works."
         )
     confidence = f"{100 * study.analyse.confidence:g} %"
-    return words + f" Brackets are {confidence} t intervals over seeds; differences are paired by seed."
+    return words + (
+        f" Brackets after levels and gains: {confidence} hierarchical bootstrap over seeds and problems, "
+        "too narrow where few seeds "
+        f"differ much. Brackets after differences between methods: {confidence} t interval over seeds, "
+        "paired; it decides verdicts."
+    )
 
 
 def claim_views(claims: list[dict]) -> list[dict]:
@@ -132,7 +137,8 @@ def paper_table(root: Path, book: Book) -> Table | None:
     words = ["method", "whose", "model", "source", "confidence"]
     frame[words] = frame[words].fillna("")
     note = (
-        "In per cent, as published; ours appear only where the same problem set was evaluated, on a row of their own. The mean "
+        "In per cent, as published; ours appear only where the same problem set was evaluated, on a row "
+        "of their own. The mean "
         "is recomputed from the cells and is not always the average that a paper prints."
     )
     return frame_table("paper", "Papers' numbers", note, frame, digits=2)

@@ -152,36 +152,21 @@ def evaluation(book: Book) -> Table:
         ("split", ""),
         ("method", ""),
         ("metric", ""),
-        ("mean over seeds", "with t interval over seeds"),
+        ("mean over seeds", "with hierarchical bootstrap over seeds and problems; too narrow where few seeds differ much"),
+        ("t interval", "over seeds; very wide with three"),
         ("IQM", "interquartile mean"),
-        ("bootstrap", "hierarchical bootstrap over seeds and problems; often too narrow with few seeds"),
-        ("problems", ""),
+        ("problems", "distinct, over all seeds"),
         ("samples", "a problem"),
         ("seeds", ""),
     ]
-    table = Table(
-        "evaluation",
-        "Evaluation, every split",
-        "The t interval decides verdicts; the bootstrap interval is for comparison.",
-        columns,
-    )
+    note = "Levels. Differences between methods, paired by seed, are in the next table."
+    table = Table("evaluation", "Evaluation, every split", note, columns)
     for row in book.tables["evaluation"].to_dict("records"):
-        both = {"x": row["estimate"], "x_low": row["low"], "x_high": row["high"]}
-        boot = between(row["bootstrap_low"], row["bootstrap_high"]).strip() or "–"
-        table.rows.append(
-            [
-                text_cell(row["task"]),
-                text_cell(row["split"]),
-                text_cell(row["method"]),
-                text_cell(row["metric"]),
-                interval_cell(both, "x"),
-                number_cell(row["iqm"]),
-                Cell(boot, boot),
-                number_cell(row["problems"], 0),
-                number_cell(row["samples"], 0),
-                number_cell(row["n"], 0),
-            ]
-        )
+        both = {"x": row["estimate"], "x_low": row["bootstrap_low"], "x_high": row["bootstrap_high"]}
+        wide = between(row["low"], row["high"]).strip() or "–"
+        cells = [text_cell(row[name]) for name in ("task", "split", "method", "metric")]
+        cells += [interval_cell(both, "x"), Cell(wide, wide), number_cell(row["iqm"])]
+        table.rows.append(cells + [number_cell(row[name], 0) for name in ("problems", "samples", "n")])
     return table
 
 
@@ -207,7 +192,8 @@ def pairs(book: Book) -> Table:
         ("method", ""),
         ("against", ""),
         ("metric", ""),
-        ("difference", "paired by seed, with t interval"),
+        ("difference", "paired by seed, with t interval; it decides verdicts"),
+        ("bootstrap", "of the same difference, over seeds and problems; too narrow where few seeds differ much"),
         ("seeds better", "share of seeds in which the method is higher; ties count half"),
         ("seeds", ""),
         ("seeds needed", "to show a true difference of this size with power 0.8; an order of magnitude"),
@@ -218,6 +204,7 @@ def pairs(book: Book) -> Table:
     for row in frame.to_dict("records"):
         metric = METRICS[row["metric"]]
         both = {"x": row["estimate"], "x_low": row["low"], "x_high": row["high"]}
+        drawn = between(row["boot_low"], row["boot_high"], sign=True).strip() or "–"
         needed = (
             Cell("> 1000", float("inf"))
             if pd.isna(row["seeds_needed"]) and row["n"] > 1
@@ -230,6 +217,7 @@ def pairs(book: Book) -> Table:
                 text_cell(row["against"]),
                 text_cell(metric.label),
                 interval_cell(both, "x", max(metric.digits, 3), sign=True, better=metric.better),
+                Cell(drawn, drawn),
                 number_cell(row["improvement"], 2),
                 number_cell(row["n"], 0),
                 needed,
@@ -249,16 +237,22 @@ STABILITY = (
     "length_drift",
     "zero_variance",
     "covariance_correlation",
+    "law_a",
+    "law_b",
     "law_r2",
     "law_ceiling",
     "law_error",
     "fell",
+    "fell_uncertain",
+    "kl_base",
 )
 
 
 def mechanism(book: Book) -> Table:
     """Stability, drift and the entropy law, a row a method."""
-    return _levels(book, "stability", "Stability, drift and the entropy law", STABILITY, "Mean over seeds with t interval.")
+    return _levels(
+        book, "stability", "Stability, drift and the entropy law", STABILITY, "Mean over seeds with bootstrap interval."
+    )
 
 
 def credit(book: Book) -> Table | None:
@@ -289,7 +283,9 @@ def _levels(book: Book, anchor: str, title: str, names, note: str) -> Table:
                 continue
             cells = [text_cell(task), text_cell(method)]
             for name, value in found.items():
-                both = {} if value is None else {"x": value["estimate"], "x_low": value["low"], "x_high": value["high"]}
+                both = (
+                    {} if value is None else {"x": value["estimate"], "x_low": value["boot_low"], "x_high": value["boot_high"]}
+                )
                 cells.append(interval_cell(both, "x", METRICS[name].digits))
             table.rows.append(cells)
     return table
