@@ -11,25 +11,26 @@ from tepo_core.config import Study
 from tepo_core.pipeline.records import read_timings
 from tepo_core.pipeline.stages import AXES, Run, all_runs
 
-# Without a recorded time: seconds a run has to start, and seconds a unit of work, of the tiny policy on two CPU cores.
-START_SECONDS = 6.0
+# Without a recorded time: seconds a run has to start, and seconds a unit of work. Measured with the quick profile (tiny policy)
+# on two CPU cores of a small cloud machine; another machine is soon known by its own times.
+START_SECONDS = 7.0
 UNIT_SECONDS = {
-    "prepare": 1e-4,  # a problem or worked solution
-    "warmup": 1.0e-3,  # a worked solution in an update
-    "train": 5.5e-4,  # a response in a rollout or in an update's pass
-    "evaluate": 3.5e-4,  # a response
-    "evaluate_base": 3.5e-4,
-    "analyse": 0.5,  # a run
-    "report": 0.4,  # a run
+    "prepare": 5.5e-5,  # a problem or worked solution
+    "warmup": 1.8e-3,  # a worked solution in an update
+    "train": 1.4e-3,  # a response in one of a rollout's passes
+    "evaluate": 1.2e-3,  # a response
+    "evaluate_base": 1.2e-3,
+    "analyse": 0.4,  # a run
+    "report": 0.3,  # a run
 }
 RUN_BYTES = {
-    "prepare": 12e6,
-    "warmup": 2e6,
-    "train": 4e6,
-    "evaluate": 2e6,
-    "evaluate_base": 2e6,
+    "prepare": 24e6,
+    "warmup": 1.7e6,
+    "train": 2.6e6,
+    "evaluate": 1.5e6,
+    "evaluate_base": 1.5e6,
     "analyse": 5e6,
-    "report": 20e6,
+    "report": 10e6,
 }
 
 
