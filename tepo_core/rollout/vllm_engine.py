@@ -229,7 +229,7 @@ class VllmEngine:
     def probe_gap(self, model: Any) -> float:
         """Sample a few tokens with vLLM, score them with ``model``: the gap in nats (largest; mean for bfloat16).
 
-        Sampled at a temperature that makes the logits' spread at most 1: a sharp policy gives its own tokens log-prob 0
+        Sampled hotter where the logits spread more than 1 (vLLM allows 2): a sharp policy gives its own tokens log-prob 0
         whatever happens to its weights, and such a probe would see nothing."""
         generator = numpy_generator("vllm probe")
         width, steps = min(6, self.context // 2), min(8, self.context // 2)
@@ -239,7 +239,7 @@ class VllmEngine:
         with torch.no_grad():
             inputs = torch.tensor(prompts, device=next(model.parameters()).device)
             spread = float(model(input_ids=inputs, use_cache=False).logits[:, -1].float().std(-1).mean())
-        temperature = max(self.temperature, spread) if math.isfinite(spread) else self.temperature
+        temperature = max(self.temperature, min(spread, 2.0)) if math.isfinite(spread) else self.temperature  # vLLM: at most 2
         answer = self._call(
             "generate",
             prompts=prompts,

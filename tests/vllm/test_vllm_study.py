@@ -20,6 +20,7 @@ def test_a_smoke_study_with_vllm(vllm_python, monkeypatch, tmp_path):
         rollout={"engine": "vllm", "batch_size": 64, "importance_correction": "token"},
         train={"rollouts": 3, "validate_every": 0, "record_every": 3},
         methods=["tepo_kl"],
+        policy={"head_size": 32},  # the CPU kernels of vLLM know no head of 16
     )
     prepare(study, tmp_path)
     warmup(study, "facts", 0, tmp_path)
