@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+try:  # four times as fast; comes with DVC, and nothing depends on it
+    from orjson import loads as fast_loads
+except ImportError:
+    fast_loads = json.loads
 
 
 class RunError(ValueError):
@@ -75,6 +83,30 @@ def parse_metrics(path: Path) -> tuple[Series, Series, Series, str | None]:
     """Rollout, update and validation records of metrics.jsonl, and why the run stopped early (``None`` if it did not).
 
     Raises :class:`RunError` naming the file and line that is cut, malformed or of an unknown kind."""
+    with _no_collection():
+        return _parse(path)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Reading makes millions of small objects and no cycles; looking for cycles again and again costs a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _record(line: str) -> dict:
+    try:
+        return fast_loads(line)
+    except ValueError:
+        return json.loads(line)  # accepts NaN, which other trainers write
+
+
+def _parse(path: Path) -> tuple[Series, Series, Series, str | None]:
     rows: dict[str, list[dict]] = {"rollout": [], "update": [], "validation": []}
     stopped = None
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -82,7 +114,7 @@ def parse_metrics(path: Path) -> tuple[Series, Series, Series, str | None]:
         raise RunError(f"{path.name}, line {len(lines)}: cut in the middle of a line")
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            record = json.loads(line)
+            record = _record(line)
             kind = record["kind"]
             if kind == "stop":
                 stopped = str(record["reason"])
