@@ -174,16 +174,7 @@ def versions_of(runs: RunSet) -> dict[str, list[str]]:
 
 def metrics_of(headline: pd.DataFrame, verdicts: list[Verdict], runs: RunSet) -> dict:
     """What ``dvc metrics`` shows and compares: the headline numbers by task and method, verdicts counted, runs used."""
-    columns = [
-        "accuracy",
-        "greedy",
-        "pass_max",
-        "gain",
-        "difference",
-        "entropy_end",
-        "entropy_kept",
-        "rollouts_to_target",
-    ]
+    columns = ["accuracy", "pass_max", "difference", "entropy_kept", "rollouts_to_target"]
     numbers: dict[str, dict] = {}
     for row in headline.to_dict("records"):
         values = {c: round(float(row[c]), 6) for c in columns if c in row and row[c] is not None and not pd.isna(row[c])}
@@ -193,7 +184,6 @@ def metrics_of(headline: pd.DataFrame, verdicts: list[Verdict], runs: RunSet) ->
         counts[v.verdict.lower().replace(" ", "_")] = counts.get(v.verdict.lower().replace(" ", "_"), 0) + 1
     return {
         "results": numbers,
-        "claims": {v.claim.id: v.verdict for v in verdicts},
         "verdicts": counts,
         "runs": {
             "used": len(runs.runs),
