@@ -187,7 +187,7 @@ def _compare(
         improvement = paired_improvement([y.step - x.step for x, y in zip(a, b, strict=True)])
     verdict, reason = judge_interval(interval, claim.margin, claim.direction), interval.reason
     if not seeds:
-        verdict, reason = NOT_TESTED, "no run of both on the same seed" if baseline else "no run"
+        verdict, reason = NOT_TESTED, "not measured for both on the same seed" if baseline else "not measured"
     elif seeds < 2:
         verdict, reason = NOT_TESTED, "one seed gives no interval"
     return Comparison(
