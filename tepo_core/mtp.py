@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tepo_core.config import ConfigError
-from tepo_core.logprobs import ResponseStates, chosen_logprobs, output_matrix, response_states
+from tepo_core.logprobs import ResponseStates, chosen_logprobs, output_matrix, response_states, state_logprobs
 from tepo_core.seeding import derive_seed
 
 FOLDER = "mtp"  # below the policy's own: engines that read every *.safetensors of a policy must not find these
@@ -94,12 +94,9 @@ def logprobs_and_ahead(
 
     Returns (logprobs_BT, entropy_BT, mask_BT, ahead_logprobs_BTK)."""
     states = response_states(model, prompt_ids, response_ids, pad_id=pad_id)
-    weight_VD, bias = output_matrix(model)
-    logprobs_N, entropy_N = chosen_logprobs(
-        states.hidden_ND.to(weight_VD.dtype), weight_VD, states.targets_N, temperature=temperature, bias=bias
-    )
+    logprobs_BT, entropy_BT = state_logprobs(model, states, temperature=temperature)
     ahead_BTK = ahead_logprobs(model, states, modules, temperature=temperature)
-    return states.grid(logprobs_N), states.grid(entropy_N), states.mask_BT, ahead_BTK
+    return logprobs_BT, entropy_BT, states.mask_BT, ahead_BTK
 
 
 def _ahead(
