@@ -16,8 +16,9 @@ from torch import Tensor
 from tepo_core.experience import Experience, micro_batches, pad_grid
 from tepo_core.logprobs import ResponseStates, output_matrix, response_states, state_logprobs
 from tepo_core.mtp import ahead_logprobs
-from tepo_core.objectives.methods import BatchError, LossOutput, Method, MiniBatchTotals, TokenBatch
+from tepo_core.objectives.methods import LossOutput, Method, MiniBatchTotals, TokenBatch
 from tepo_core.objectives.metrics import merge
+from tepo_core.objectives.types import NonFiniteError
 from tepo_core.policy import Policy
 from tepo_core.seeding import torch_generator
 from tepo_core.tasks.arithmetic import KINDS
@@ -73,7 +74,7 @@ class Learner:
                 )
             try:
                 self.method.validate(batch)  # reads values: one wait for the device a micro-batch, and NaN is named
-            except BatchError as error:
+            except NonFiniteError as error:
                 raise DivergenceError(f"{error} (rows of a micro-batch: {group})", rows) from None
             output = self.method.loss(batch, totals)
             output.loss.backward()

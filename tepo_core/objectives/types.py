@@ -18,6 +18,10 @@ class BatchError(ValueError):
     """The tensors given to an objective are wrong: shape, value, or a tensor that the method needs is missing."""
 
 
+class NonFiniteError(BatchError):
+    """A response holds NaN or infinite values: training has diverged, the call itself is right."""
+
+
 def zero_padding(values: Tensor | None, valid_BT: Tensor) -> Tensor | None:
     """[B, T] or [B, T, K] values with 0 at padding; they must be finite there."""
     if values is None:

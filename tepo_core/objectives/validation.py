@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tepo_core.objectives.types import BatchError, TokenBatch
+from tepo_core.objectives.types import BatchError, NonFiniteError, TokenBatch
 
 if TYPE_CHECKING:
     from tepo_core.objectives.registry import Method
@@ -71,7 +71,7 @@ def _check_finite(name: str, tensor: Tensor, mask_BT: Tensor) -> None:
     bad_BT = (bad_BT.any(dim=-1) if tensor.ndim == 3 else bad_BT) & mask_BT
     if bool(bad_BT.any()):
         response, token = (int(i) for i in bad_BT.nonzero()[0])
-        raise BatchError(
+        raise NonFiniteError(
             f"{name} of response {response}, column {token} is {tensor[response, token].tolist()}; "
             f"{int(bad_BT.any(-1).sum())} of {len(mask_BT)} responses hold NaN or infinite values"
         )
