@@ -121,7 +121,7 @@ class Rollout(Strict):
     engine: Literal["transformers", "vllm"] = "transformers"
     batch_size: Count = 1024
     importance_correction: Literal["none", "token", "sequence"] = "none"
-    importance_cap: Positive = 2.0
+    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
 
