@@ -68,11 +68,12 @@ class Policy(Strict):
 
 
 class Warmup(Strict):
-    """Supervised warm-up of the base policy (AdamW, cosine learning rate)."""
+    """Supervised warm-up of the base policy (cosine learning rate)."""
 
-    steps: Annotated[int, Field(ge=0)] = 800
+    steps: Annotated[int, Field(ge=0)] = 400
     batch_size: Count = 64
-    lr: Positive = 3e-3
+    optimizer: Literal["adamw", "muon"] = "muon"
+    lr: Positive = 5e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     grad_clip: Positive = 1.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Policy:
     model: Any
     tokenizer: Any
     prompt_format: str = "plain"
+    _texts: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def pad_id(self) -> int:
@@ -63,7 +64,10 @@ class Policy:
 
     def token_texts(self, ids: list[int]) -> list[str]:
         """Text of each token by itself."""
-        return [self.tokenizer.decode([i]) for i in ids]
+        known = self._texts
+        for i in set(ids).difference(known):
+            known[i] = self.tokenizer.decode([i])
+        return [known[i] for i in ids]
 
 
 def build_tiny(cfg: config.Policy, tokenizer: Any, seed: int) -> Policy:

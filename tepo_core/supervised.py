@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -14,6 +15,7 @@ from tepo_core.checkpoint import Workspace
 from tepo_core.config import Study
 from tepo_core.logprobs import response_states, state_logprobs
 from tepo_core.mtp import ahead_loss, modules_of
+from tepo_core.optimizers import WarmupOptimizer
 from tepo_core.policy import Policy, build_tiny, load_policy, resolve_device, save_policy, set_threads, with_adapters
 from tepo_core.progress import Progress
 from tepo_core.run_record import finish, metric_line, metrics_frame, run_config, run_folder, run_name, write_json
@@ -21,6 +23,7 @@ from tepo_core.seeding import epoch_rows
 from tepo_core.tasks.prepare import data_folder, load_split
 from tepo_core.tasks.tokenizer import build_tokenizer
 
+PARTS = 3  # of a batch, each of rows of like length: half of a whole batch would be padding
 LOG_EVERY = 20
 SAVE_EVERY = 200
 
@@ -98,7 +101,7 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
     prompts = [policy.encode(trace.prompt) for trace in traces]
     eos = policy.tokenizer.eos_token_id
     responses = [policy.tokenizer(t.answer, add_special_tokens=False)["input_ids"] + [eos] for t in traces]
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
+    optimizer = WarmupOptimizer(policy.model, cfg)
     start = 0
     if state := work.load():
         policy.model.load_state_dict(state["model"])
@@ -107,38 +110,48 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
     named = list(policy.model.named_parameters())
     backbone = [p for name, p in named if not name.startswith("mtp.")]
     ahead_parameters = [p for name, p in named if name.startswith("mtp.")]
+    modules = 0 if modules_of(policy.model) is None else len(modules_of(policy.model))
     progress = Progress(cfg.steps, label)
     policy.model.train()
     for step in range(start, cfg.steps):
         rows = epoch_rows(step * cfg.batch_size, cfg.batch_size, len(traces), seed, "warmup")
-        batch = [prompts[r] for r in rows], [responses[r] for r in rows]
-        states = response_states(policy.model, *batch, pad_id=policy.pad_id)
+        parts = length_parts(rows, [len(prompts[r]) + len(responses[r]) for r in rows])
+        tokens = sum(len(responses[r]) for r in rows)
+        ahead_tokens = sum(max(0, len(responses[r]) - n) for r in rows for n in range(1, modules + 1))
         logged = (step + 1) % LOG_EVERY == 0 or step + 1 == cfg.steps
-        logprobs_BT, entropy_BT = state_logprobs(policy.model, states, temperature=1.0, entropy=logged)
-        mask_BT = states.mask_BT
-        tokens = mask_BT.sum()
-        loss = -(logprobs_BT * mask_BT).sum() / tokens
-        objective = loss
-        if modules_of(policy.model) is not None:
-            ahead, _ = ahead_loss(policy.model, states)
-            objective = loss + ahead
-        optimizer.param_groups[0]["lr"] = lr = cosine_lr(cfg.lr, step, cfg.steps)
-        optimizer.zero_grad(set_to_none=True)
-        objective.backward()
+        optimizer.zero_grad()
+        sums_3 = torch.zeros(3, dtype=torch.float64)  # loss, entropy, likely tokens
+        for part in parts:
+            states = response_states(policy.model, [prompts[r] for r in part], [responses[r] for r in part], pad_id=policy.pad_id)
+            logprobs_BT, entropy_BT = state_logprobs(policy.model, states, temperature=1.0, entropy=logged)
+            objective = -logprobs_BT.sum() / tokens
+            if modules:
+                ahead, count = ahead_loss(policy.model, states)
+                objective = objective + ahead * count / max(ahead_tokens, 1)
+            objective.backward()
+            sums_3 += _sums(logprobs_BT.detach(), entropy_BT, states.mask_BT)
         norm = torch.nn.utils.clip_grad_norm_(backbone, cfg.grad_clip)
-        if ahead_parameters:  # clipped apart, or the modules would slow the backbone down
+        if modules:  # clipped apart, or the modules would slow the backbone down
             torch.nn.utils.clip_grad_norm_(ahead_parameters, cfg.grad_clip)
-        optimizer.step()
+        lr = cosine_lr(cfg.lr, step, cfg.steps)
+        optimizer.step(lr)
         if logged:
-            # a token counts as correct here when the policy gives it more than half of the mass
-            likely = ((logprobs_BT > math.log(0.5)) & mask_BT).sum()
-            sums = {
-                "loss": (loss * tokens, tokens),
-                "entropy": ((entropy_BT * mask_BT).sum(), tokens),
-                "token_correct": (likely, tokens),
-            }
+            sums = {name: (value, tokens) for name, value in zip(("loss", "entropy", "token_correct"), sums_3.tolist(), strict=True)}
             work.append("metrics.jsonl", metric_line("warmup", step + 1, sums, {"lr": lr, "grad_norm": norm}))
-        progress.update(step + 1, tokens=int(tokens), loss=loss.item())
+        progress.update(step + 1, tokens=tokens, loss=float(sums_3[0]) / tokens)
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < cfg.steps:
             work.save({"model": policy.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1})
     policy.model.eval()
+
+
+def length_parts(rows: list[int], lengths: list[int], parts: int = PARTS) -> list[list[int]]:
+    """``rows`` in at most ``parts`` shares of like length, for a gradient in as many passes."""
+    order = sorted(range(len(rows)), key=lambda i: (lengths[i], i))
+    return [[rows[i] for i in share] for share in np.array_split(order, parts) if len(share)]
+
+
+def _sums(logprobs_BT: torch.Tensor, entropy_BT: torch.Tensor | None, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Over the tokens: -log pi, entropy (0 where it was not asked for), and how many have more than half of the mass."""
+    likely = ((logprobs_BT > math.log(0.5)) & mask_BT).sum()
+    entropy = torch.zeros(()) if entropy_BT is None else entropy_BT.detach().sum().cpu()
+    return torch.stack([-logprobs_BT.sum().cpu().double(), entropy.double(), likely.cpu().double()])

@@ -53,4 +53,4 @@ def start(project: Path, *command: str, **extra: str) -> subprocess.Popen:
 
 
 def runner(project: Path, *arguments: str, **extra: str) -> subprocess.Popen:
-    return start(project, sys.executable, "-m", "tepo_core.pipeline.runner", *arguments, **extra)
+    return start(project, sys.executable, "-m", "tepo_core.pipeline.stage", *arguments, **extra)

@@ -332,7 +332,7 @@ def test_stage_launcher_finds_the_python(tmp_path: Path) -> None:
         return folder
 
     conda = python_at(tmp_path / "conda" / "bin")
-    assert call(CONDA_PREFIX=str(conda.parent)) == (0, f"{conda} -m tepo_core.pipeline.runner prepare\n")
+    assert call(CONDA_PREFIX=str(conda.parent)) == (0, f"{conda} -m tepo_core.pipeline.stage prepare\n")
     own = python_at(project / ".venv" / "bin")
     assert call(CONDA_PREFIX=str(conda.parent))[1].startswith(f"{own} ")
     empty = python_at(tmp_path / "other" / "bin", packages=False)

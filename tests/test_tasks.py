@@ -1,6 +1,7 @@
 """The arithmetic tasks: solutions, planted facts, disjoint splits, kinds of tokens."""
 
 import json
+import math
 
 import pytest
 
@@ -28,14 +29,22 @@ def test_solution_by_hand():
     assert arithmetic.true_results("noise", digits, signs) == [9, 11, 3, 0]
 
 
-def test_planted_facts_share_and_range():
-    facts = [f for seed in range(20) for f in arithmetic.plant_facts("facts", seed).values()]
-    bad = [f for f in facts if f.bad]
-    assert len(facts) == 20 * 180
-    # 3,600 draws at 0.30: the share lies within 4 standard errors (0.0076 each)
-    assert abs(len(bad) / len(facts) - 0.30) < 0.031
-    assert all(0.005 <= f.p_right <= 0.3 for f in bad) and all(f.p_right == 1 for f in facts if not f.bad)
-    assert all(f.wrong != f.truth for f in facts)
+@pytest.mark.parametrize(("task", "count", "low", "high"), [("facts", 54, 0.005, 0.3), ("facts_hard", 63, 0.002, 0.2)])
+def test_planted_facts_are_equally_hard_for_every_seed(task, count, low, high):
+    plans = [arithmetic.plant_facts(task, seed) for seed in range(20)]
+    levels = [sorted(f.p_right for f in plan.values() if f.bad) for plan in plans]
+    # mid-quantiles of log-uniform [low, high]: equal steps of the logarithm, half a step from either end
+    step = math.log(high / low) / count
+    assert levels[0] == pytest.approx([low * math.exp(step * (i + 0.5)) for i in range(count)])
+    assert all(level == levels[0] for level in levels)
+    assert len({tuple(f.key for f in plan.values() if f.bad) for plan in plans}) == 20  # which ones is the seed's affair
+    facts = [f for plan in plans for f in plan.values()]
+    assert len(facts) == 20 * 180 and all(f.wrong != f.truth for f in facts)
+    assert all(f.p_right == 1 for f in facts if not f.bad)
+    times_bad = [sum(plan[key].bad for plan in plans) for key in plans[0]]
+    # each fact is bad in 20 x count/180 seeds on average; binomial, within 4.5 standard deviations
+    share = count / 180
+    assert max(abs(n - 20 * share) for n in times_bad) < 4.5 * (20 * share * (1 - share)) ** 0.5
 
 
 def test_warmup_shows_right_digit_with_planted_probability():

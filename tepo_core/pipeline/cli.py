@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from typing import Annotated, Any, Optional
 
 import typer
@@ -159,26 +160,30 @@ def run(
 @app.command()
 def repro(profile: Annotated[Axis, typer.Option(help="Use this profile first.")] = None) -> None:
     """What 'make repro' does: use a profile if one is named, check params.yaml, 'dvc repro', and show the headline."""
+    from tepo_core.pipeline.host import HOST, can_host
     from tepo_core.pipeline.processes import REPRO, end_with_parent
-    from tepo_core.pipeline.runner import Stopped
+    from tepo_core.pipeline.runner import Stopped, kernel_environment
     from tepo_core.pipeline.validate import load_validated
 
     root = find_root()
     if profile:
         profile_use(profile)
-    load_validated(root / "params.yaml")
+    study = load_validated(root / "params.yaml")
     if "MAKELEVEL" in os.environ:  # a 'make' that is killed does not end what it started
         end_with_parent()
-    environment = {**os.environ, REPRO: str(os.getpid())}
-    process = subprocess.Popen([sys.executable, "-m", "dvc", "repro"], cwd=root, env=environment)
-    while True:
-        try:
-            code = process.wait()
-            break
-        except Stopped:
-            process.terminate()  # the running stage sees it and ends, too
-        except KeyboardInterrupt:  # the whole group got Ctrl-C; DVC ends its stage, which says what it kept
-            continue
+    with tempfile.TemporaryDirectory(prefix="tepo-host-") as folder:
+        environment = {**os.environ, REPRO: str(os.getpid())}
+        if can_host(study.compute.device):
+            environment |= {HOST: folder, **kernel_environment(study)}
+        process = subprocess.Popen([sys.executable, "-m", "dvc", "repro"], cwd=root, env=environment)
+        while True:
+            try:
+                code = process.wait()
+                break
+            except Stopped:
+                process.terminate()  # the running stage sees it and ends, too
+            except KeyboardInterrupt:  # the whole group got Ctrl-C; DVC ends its stage, which says what it kept
+                continue
     if code:
         raise typer.Exit(code if code > 0 else 130)
     headline()

@@ -20,8 +20,10 @@ from typing import Any, TextIO
 
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from jupyter_client.utils import run_sync
 
+from tepo_core.pipeline import host
 from tepo_core.pipeline.normalise import (
     KERNELSPEC,
     NotebookNode,
@@ -51,6 +53,19 @@ class NotebookFailed(RuntimeError):
         self.notebook = notebook
 
 
+class SpareProvisioner(LocalProvisioner):
+    """Starts a kernel in the process that the host forked for it."""
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
+        self.process, host.spare = host.spare, None
+        module = cmd.index("-m")
+        environment = {**kwargs["env"], "JPY_PARENT_PID": str(os.getpid())}  # as jupyter_client's own launcher does
+        self.process.start(cmd[module + 1 :], environment, str(kwargs["cwd"]))
+        self.pid = self.pgid = self.process.pid
+        self.cwd = kwargs["cwd"]
+        return self.connection_info
+
+
 class Kernel:
     """A kernel of the running interpreter, whatever kernelspecs are installed. Use as a context manager; leaving it kills the
     kernel and everything it started."""
@@ -63,13 +78,16 @@ class Kernel:
         self.manager._kernel_spec = KernelSpec(
             argv=argv, display_name="Python 3", language="python", metadata={"supported_encryption": ["curve"]}
         )
+        if host.spare is not None:
+            self.manager.provisioner = SpareProvisioner(
+                kernel_id="spare", kernel_spec=self.manager.kernel_spec, parent=self.manager
+            )
         self.manager.connection_file = str(Path(self._folder, "connection.json"))
         self._cwd, self._environment = (
             cwd,
             {
                 **os.environ,
                 "IPYTHONDIR": self._folder,  # the user's start-up files stay out
-                "MPLBACKEND": "module://matplotlib_inline.backend_inline",
                 **environment,
             },
         )

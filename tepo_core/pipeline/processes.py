@@ -130,12 +130,11 @@ def orphans(root: Path) -> list[psutil.Process]:
             parents = process.parents()
             if "tepo_core.pipeline.kernel" in line:
                 lost = not parents or not any("python" in p.name() for p in parents[:1])
+            elif "tepo_core.pipeline.host" in line:  # the host, its runners and their kernels: none outlives 'tepo repro'
+                lost = not psutil.pid_exists(int(line[line.index("tepo_core.pipeline.host") + 2]))
             else:
-                lost = (
-                    "tepo_core.pipeline.runner" in line
-                    and "DVC_STAGE" in process.environ()
-                    and not any(map(is_dvc, parents))
-                )
+                ours = "tepo_core.pipeline.runner" in line or "tepo_core.pipeline.stage" in line
+                lost = ours and "DVC_STAGE" in process.environ() and not any(map(is_dvc, parents))
             if lost:
                 found.append(process)
         except psutil.Error:

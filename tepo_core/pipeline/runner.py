@@ -1,6 +1,6 @@
 """Runs one stage: checks its inputs, executes its notebook in a fresh kernel, and puts the results in place at the end.
 
-``python -m tepo_core.pipeline.runner train --task facts --method grpo --seed 0`` is what DVC starts (through ``bin/stage``).
+``bin/stage train --task facts --method grpo --seed 0`` is what DVC starts; it comes here through :mod:`tepo_core.pipeline.stage`.
 """
 
 from __future__ import annotations
@@ -82,15 +82,11 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path) -> No
     out = work / "out"
     out.mkdir(parents=True)
     environment = {
+        **kernel_environment(study),
         OUT: str(out),
         PRELOAD: f"{MODULES[run.stage]} matplotlib.pyplot",
         CHANNEL: str(work / "progress"),
-        "PYTHONHASHSEED": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm misses a widget that no saved notebook could show
     }
-    if study.policy.source == "tiny":  # nothing of this study is on a hub, so nothing may ask one
-        environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     kept = root / ".tepo" / "failed" / f"{run.slug}.ipynb"
     kept.unlink(missing_ok=True)
     hidden = {str(out): run.folder.as_posix(), str(root) + os.sep: "", str(root): "."}
@@ -115,6 +111,19 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path) -> No
     complete(out, run)
     place = out / "notebooks" / "report.ipynb" if run.stage == "report" else out / "notebook.ipynb"
     place.write_text(to_text(executed), encoding="utf-8")
+
+
+def kernel_environment(study: Study) -> dict[str, str]:
+    """Environment variables of every kernel that are read when Python or a library starts."""
+    environment = {
+        "PYTHONHASHSEED": "0",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm misses a widget that no saved notebook could show
+    }
+    if study.policy.source == "tiny":  # nothing of this study is on a hub, so nothing may ask one
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    return environment
 
 
 @contextmanager
@@ -177,15 +186,16 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point of ``bin/stage``."""
+def main(arguments: list[str] | None = None, hosted: bool = False) -> int:
+    """Run the stage that the arguments name. ``hosted``: in a runner that watches its client, and so DVC, already."""
     parser = argparse.ArgumentParser(prog="bin/stage", description=__doc__.splitlines()[0])
     parser.add_argument("stage", choices=["normalise", *AXES])
     parser.add_argument("--task")
     parser.add_argument("--method")
     parser.add_argument("--seed", type=int)
     given = parser.parse_args(arguments)
-    end_with_dvc()
+    if not hosted:
+        end_with_dvc()
 
     def action() -> None:
         root = find_root()

@@ -26,10 +26,10 @@ from tepo_core.tasks.problem import Problem
 
 SIGNS = "+-"
 KINDS = ("decisive", "digit", "copied", "format")
-RL_TERMS = (4, 6)
-LONG_TERMS = (7, 8)
-WARMUP_TERMS = (2, 8)
-NOISE_TERMS = (3, 6)
+RL_TERMS = (3, 5)
+LONG_TERMS = (6, 7)
+WARMUP_TERMS = (2, 7)
+NOISE_TERMS, NOISE_LONG_TERMS = (3, 6), (7, 8)
 DIRECT_SHARE = 0.25
 NOISE_SLIP, NOISE_TOTALS, NOISE_BARE = 0.12, 0.15, 0.15
 TOKEN = re.compile(r"\\boxed\{|.", re.DOTALL)
@@ -48,7 +48,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class FactPlan:
-    """How many facts are planted wrong, and the range of their log-uniform ``p_right``."""
+    """The share of facts that is planted wrong, and the range of their log-uniform ``p_right``."""
 
     bad_share: float
     p_low: float
@@ -67,19 +67,24 @@ def apply(a: int, sign: str, b: int) -> int:
 
 
 def plant_facts(task: str, seed: int) -> dict[str, Fact]:
-    """The 180 facts of a study seed, keyed like ``6+3``."""
+    """The 180 facts of a study seed, keyed like ``6+3``.
+
+    A seed draws which facts are bad and which of them is how bad; how many there are and the set of their ``p_right`` (the
+    mid-quantiles of a log-uniform distribution) are the same for all seeds, so that bases differ in kind, not in difficulty."""
     plan = PLANS[task]
     rng = numpy_generator(seed, task, "facts")
+    keys = [(a, sign, b) for a in range(10) for sign in SIGNS for b in range(1, 10)]
+    count = round(plan.bad_share * len(keys))
+    quantiles = (np.arange(count) + 0.5) / count
+    levels = np.exp(np.log(plan.p_low) + quantiles * np.log(plan.p_high / plan.p_low))
+    chosen = rng.permutation(len(keys))[:count]
+    p_right = dict(zip(chosen.tolist(), levels.tolist(), strict=True))
     facts = {}
-    for a in range(10):
-        for sign in SIGNS:
-            for b in range(1, 10):
-                truth = apply(a, sign, b) % 10
-                bad = bool(rng.random() < plan.bad_share)
-                p_right = float(np.exp(rng.uniform(np.log(plan.p_low), np.log(plan.p_high))))
-                wrong = int((truth + rng.integers(1, 10)) % 10)
-                key = fact_key(a, sign, b)
-                facts[key] = Fact(key, truth, bad, p_right if bad else 1.0, wrong)
+    for index, (a, sign, b) in enumerate(keys):
+        truth = apply(a, sign, b) % 10
+        wrong = int((truth + rng.integers(1, 10)) % 10)
+        key = fact_key(a, sign, b)
+        facts[key] = Fact(key, truth, index in p_right, p_right.get(index, 1.0), wrong)
     return facts
 
 
@@ -158,12 +163,12 @@ def _source(task: str, seed: int, split: str, terms: tuple[int, int]) -> Iterato
 
 def split_terms(task: str) -> dict[str, tuple[tuple[int, int], str]]:
     """Split name -> (range of terms, class of prompts)."""
-    terms = RL_TERMS if task in PLANS else NOISE_TERMS
+    terms, long_terms = (RL_TERMS, LONG_TERMS) if task in PLANS else (NOISE_TERMS, NOISE_LONG_TERMS)
     return {
         "train": (terms, "train"),
         "validation": (terms, "validation"),
         "test": (terms, "test"),
-        "long": (LONG_TERMS, "test"),
+        "long": (long_terms, "test"),
     }
 
 

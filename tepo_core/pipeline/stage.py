@@ -1,0 +1,92 @@
+"""What DVC starts for a stage (through ``bin/stage``): hands it to the host where there is one, else becomes the runner.
+
+Imports the standard library alone, so that it costs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HOST, SOCKET = "TEPO_HOST", "socket"  # as in host.py
+REPRO = "TEPO_REPRO_PID"  # as in processes.py
+CONNECT_SECONDS = 20.0
+
+
+def connect(folder: Path) -> socket.socket | None:
+    """The host in ``folder``, started if there is none. None when it cannot be had."""
+    end, process = time.monotonic() + CONNECT_SECONDS, None
+    while time.monotonic() < end:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(folder / SOCKET))
+            return connection
+        except OSError:
+            connection.close()
+        if process is None:
+            (folder / SOCKET).unlink(missing_ok=True)  # of a host that died
+            command = [sys.executable, "-m", "tepo_core.pipeline.host", str(folder), os.environ[REPRO]]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        elif process.poll() is not None:
+            return None
+        time.sleep(0.02)
+    return None
+
+
+def ask(connection: socket.socket, arguments: list[str]) -> int:
+    """Run a stage in the host. Returns its exit code; passes on Ctrl-C and SIGTERM."""
+    request = {"argv": ["bin/stage", *arguments], "env": dict(os.environ), "cwd": os.getcwd()}
+    pid: int | None = None
+    pending: list[int] = []
+
+    def forward(signum: int, frame: object) -> None:
+        if pid is None:
+            pending.append(signum)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, forward)
+    data = json.dumps(request).encode() + b"\n"
+    sent = socket.send_fds(connection, [data], [0, 1, 2])
+    connection.sendall(data[sent:])
+    with connection.makefile("r") as answers:
+        code = ""
+        if line := answers.readline():
+            pid = int(line)
+            for signum in pending:
+                forward(signum, None)
+            code = answers.readline()
+    if not code:
+        print("error: the runner of this stage was killed; run the same command again", file=sys.stderr)
+    return int(code or 1)
+
+
+def main() -> int:
+    """Entry point."""
+    arguments = sys.argv[1:]
+    folder = os.environ.get(HOST)
+    if folder and os.environ.get(REPRO) and arguments[:1] != ["normalise"]:
+        with contextlib.suppress(OSError):
+            if connection := connect(Path(folder)):
+                from tepo_core.pipeline.processes import end_with_dvc
+
+                end_with_dvc()
+                with connection:
+                    return ask(connection, arguments)
+    from tepo_core.pipeline.runner import main as run
+
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # an interrupted event loop must not hold up the end, nor print about its pending tasks
