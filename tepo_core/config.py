@@ -127,8 +127,11 @@ class Rollout(Strict):
 
 
 class Evaluate(Strict):
-    """Evaluation of a policy: n samples a problem, unbiased pass@k for every k, and a greedy answer."""
+    """Evaluation of a policy: n samples a problem, unbiased pass@k for every k, and a greedy answer.
 
+    ``protocol: paper`` samples each set as the papers do (see :func:`tepo_core.evaluation.settings_for`)."""
+
+    protocol: Literal["study", "paper"] = "study"
     splits: Annotated[list[str], Field(min_length=1)] = ["test", "long"]
     samples: Count = 16
     k: Annotated[list[Count], Field(min_length=1)] = [1, 2, 4, 8, 16]

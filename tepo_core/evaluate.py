@@ -86,7 +86,7 @@ def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, ou
         for grader in graders.values():
             grader.close()
     settings = {split: settings_for(cfg, split) for split in problems}
-    summary = summarise(samples, cfg.k, describe(settings))
+    summary = summarise(samples, {split: one.k for split, one in settings.items()}, describe(settings))
     config = run_config(study, "evaluate", task, seed, method, evaluate=cfg.model_dump())
     write_evaluation(out, samples, summary, config)
     return EvaluateResult(out, summary, samples)

@@ -45,7 +45,6 @@ SCHEMA = pa.schema(
 )
 # METHODS of the papers: AIME and AMC averaged over 32 samples at T = 0.6, the other sets greedy (arXiv 2505.22617, section 4).
 PAPER_SAMPLED = ("aime24", "aime25", "amc23", "amc83")
-PROTOCOLS = ("study", "paper")
 
 
 @dataclass(frozen=True)
@@ -71,18 +70,14 @@ class Settings:
             )
 
 
-def settings_for(cfg: Evaluate, split: str, protocol: str = "study") -> Settings:
+def settings_for(cfg: Evaluate, split: str) -> Settings:
     """Sampling settings of one split. Protocol ``study`` takes them from ``cfg``; ``paper`` is the papers' own: avg@32 at
-    T = 0.6, top-p 1 for AIME and AMC, one greedy answer for every other set (lengths still from ``cfg``).
-
-    Raises ``ValueError`` for an unknown protocol."""
-    if protocol == "study":
+    T = 0.6, top-p 1 for AIME and AMC, one greedy answer for every other set (lengths still from ``cfg``)."""
+    if cfg.protocol == "study":
         return Settings(cfg.samples, tuple(cfg.k), cfg.temperature, cfg.top_p, cfg.max_new_tokens, cfg.greedy)
-    if protocol == "paper":
-        if split in PAPER_SAMPLED:
-            return Settings(32, (1, 2, 4, 8, 16, 32), 0.6, 1.0, cfg.max_new_tokens, False)
-        return Settings(0, (), 1.0, 1.0, cfg.max_new_tokens, True)
-    raise ValueError(f"protocol = {protocol!r} is unknown; allowed: {', '.join(PROTOCOLS)}")
+    if split in PAPER_SAMPLED:
+        return Settings(32, (1, 2, 4, 8, 16, 32), 0.6, 1.0, cfg.max_new_tokens, False)
+    return Settings(0, (), 1.0, 1.0, cfg.max_new_tokens, True)
 
 
 def evaluate_policy(
@@ -96,7 +91,6 @@ def evaluate_policy(
     *,
     encode: Callable[[str], list[int]] | None = None,
     context: int | None = None,
-    protocol: str = "study",
     rows_at_once: int = 4096,
 ) -> pa.Table:
     """Sample and grade every problem; one row a response (columns: :data:`SCHEMA`), in the order of the problems.
@@ -111,7 +105,7 @@ def evaluate_policy(
     encode = encode or (lambda prompt: tokenizer(prompt, add_special_tokens=False)["input_ids"])
     for split, problems in problems_by_split.items():
         check_problems(split, problems)
-    plans = {split: settings_for(cfg, split, protocol) for split in problems_by_split}
+    plans = {split: settings_for(cfg, split) for split in problems_by_split}
     tables = []
     for split, problems in problems_by_split.items():
         rows = _sample_split(engine, encode, split, problems, plans[split], seed_labels, progress, context, rows_at_once)
@@ -211,9 +205,11 @@ def regrade(samples: pa.Table, grader: Grader | Mapping[str, Grader]) -> pa.Tabl
 
 
 def summarise(
-    samples: pa.Table | pd.DataFrame, k: Sequence[int], settings: Mapping[str, Any] | None = None
+    samples: pa.Table | pd.DataFrame,
+    k: Sequence[int] | Mapping[str, Sequence[int]],
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Numbers of an evaluation, recomputed from its samples alone.
+    """Numbers of an evaluation, recomputed from its samples alone. ``k``: for all splits, or by split.
 
     Per split: ``avg`` (mean accuracy over samples, avg@n), ``pass@k`` (unbiased) and ``maj@k`` (expected accuracy of a
     majority vote, see :func:`tepo_core.passk.majority_at_k`) for every k, ``greedy``, ``format_rate`` (share of samples with
@@ -227,7 +223,8 @@ def summarise(
     frame = samples.select(columns).to_pandas() if isinstance(samples, pa.Table) else samples[columns]
     if not len(frame):
         raise DataError("there are no samples to summarise")
-    splits = {split: _summarise_split(split, part, list(k)) for split, part in frame.groupby("split", sort=False)}
+    groups = frame.groupby("split", sort=False)
+    splits = {split: _summarise_split(split, part, list(k[split] if isinstance(k, Mapping) else k)) for split, part in groups}
     return {"splits": splits, "settings": dict(settings or {})}
 
 

@@ -280,8 +280,8 @@ def test_missing_or_broken_base_policy(base, tmp_path):
 
 
 def test_too_long_for_the_context(base):
-    # prompts of up to 12 tokens and a context of 96
-    with pytest.raises(ConfigError, match="allowed: at most 84"):
+    # prompts of up to 10 tokens and a context of 96
+    with pytest.raises(ConfigError, match="allowed: at most 86"):
         Trainer(tiny_study(train={"max_new_tokens": 90}), "facts", "grpo", 0, base)
 
 
