@@ -6,8 +6,6 @@ another k, another grader or another statistic never samples again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -20,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tepo_core.config import Evaluate
+from tepo_core.files import sha256, write_json
 from tepo_core.grading.grade import Grader, Outcome, canonical_integer
 from tepo_core.passk import check_k, majority_at_k, pass_at_k
 from tepo_core.rollout.types import Engine, SamplingParams
@@ -302,12 +301,12 @@ def write_evaluation(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "done.json").unlink(missing_ok=True)  # never beside files it does not describe
     pq.write_table(samples, folder / "samples.parquet", compression="zstd", store_schema=False)
-    _write_json(folder / "summary.json", summary)
+    write_json(folder / "summary.json", summary)
     if config is not None:
-        _write_json(folder / "config.json", config)
+        write_json(folder / "config.json", config)
     names = sorted(p.name for p in folder.iterdir() if p.name in ("config.json", "samples.parquet", "summary.json"))
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
-    _write_json(folder / "done.json", {"files": files, "ok": True, "stopped": None})
+    files = {name: sha256(folder / name) for name in names}
+    write_json(folder / "done.json", {"files": files, "ok": True, "stopped": None})
 
 
 def read_samples(folder: Path) -> pa.Table:
@@ -328,7 +327,3 @@ def read_samples(folder: Path) -> pa.Table:
 def describe(settings: Mapping[str, Settings]) -> dict[str, Any]:
     """Settings per split as JSON, for ``summary.json``."""
     return {split: {**asdict(plan), "k": list(plan.k)} for split, plan in settings.items()}
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

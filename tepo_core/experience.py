@@ -75,18 +75,6 @@ def mini_batches(prompts: int, minibatches: int, epochs: int, *labels: str | int
     return parts
 
 
-def micro_batches(lengths: list[int], budget: int) -> list[list[int]]:
-    """Positions grouped so that rows x longest <= budget tokens (a longer single row gets a batch of its own), sorted by length."""
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    groups: list[list[int]] = []
-    for position in order:
-        if groups and (len(groups[-1]) + 1) * max(lengths[position], 1) <= budget:
-            groups[-1].append(position)
-        else:
-            groups.append([position])
-    return groups
-
-
 def pad_grid(rows: list[np.ndarray] | list[list[float]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Right-padded (B, T) tensor, 0 on padding."""
     width = max(1, max(len(row) for row in rows))

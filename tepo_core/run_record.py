@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from tepo_core.config import Study
+from tepo_core.files import sha256, write_json
 
 FORMAT = 1
 
@@ -45,10 +45,6 @@ def run_config(study: Study, kind: str, task: str, seed: int, method: str | None
         "versions": {name: version(name) for name in ("torch", "transformers", "numpy")},
         **extra,
     }
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, sort_keys=True, indent=1) + "\n", encoding="utf-8")
 
 
 def metric_line(kind: str, step: int, sums: Mapping[str, Any], values: Mapping[str, Any], **extra: Any) -> str:
@@ -90,5 +86,5 @@ def metrics_frame(folder: Path, kind: str) -> pd.DataFrame:
 def finish(folder: Path, stopped: str | None = None) -> None:
     """Write ``done.json``, the last file of a run."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in ("done.json", "notebook.ipynb"))
-    hashes = {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
+    hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in paths}
     write_json(folder / "done.json", {"files": hashes, "ok": True, "stopped": stopped})

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
+from tepo_core.batching import length_parts
 from tepo_core.checkpoint import Workspace
 from tepo_core.config import Study
+from tepo_core.files import write_json
 from tepo_core.logprobs import response_states, state_logprobs
 from tepo_core.mtp import ahead_loss, modules_of
 from tepo_core.optimizers import WarmupOptimizer
 from tepo_core.policy import Policy, build_tiny, load_policy, resolve_device, save_policy, set_threads, with_adapters
 from tepo_core.progress import Progress
-from tepo_core.run_record import finish, metric_line, metrics_frame, run_config, run_folder, run_name, write_json
+from tepo_core.run_record import finish, metric_line, metrics_frame, run_config, run_folder, run_name
 from tepo_core.seeding import epoch_rows
 from tepo_core.tasks.prepare import data_folder, load_split
 from tepo_core.tasks.tokenizer import build_tokenizer
@@ -115,7 +116,7 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
     policy.model.train()
     for step in range(start, cfg.steps):
         rows = epoch_rows(step * cfg.batch_size, cfg.batch_size, len(traces), seed, "warmup")
-        parts = length_parts(rows, [len(prompts[r]) + len(responses[r]) for r in rows])
+        parts = length_parts(rows, [len(prompts[r]) + len(responses[r]) for r in rows], PARTS)
         tokens = sum(len(responses[r]) for r in rows)
         ahead_tokens = sum(max(0, len(responses[r]) - n) for r in rows for n in range(1, modules + 1))
         logged = (step + 1) % LOG_EVERY == 0 or step + 1 == cfg.steps
@@ -142,12 +143,6 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < cfg.steps:
             work.save({"model": policy.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1})
     policy.model.eval()
-
-
-def length_parts(rows: list[int], lengths: list[int], parts: int = PARTS) -> list[list[int]]:
-    """``rows`` in at most ``parts`` shares of like length, for a gradient in as many passes."""
-    order = sorted(range(len(rows)), key=lambda i: (lengths[i], i))
-    return [[rows[i] for i in share] for share in np.array_split(order, parts) if len(share)]
 
 
 def _sums(logprobs_BT: torch.Tensor, entropy_BT: torch.Tensor | None, mask_BT: torch.Tensor) -> torch.Tensor:

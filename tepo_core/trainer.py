@@ -23,6 +23,7 @@ from tepo_core.checkpoint import Workspace
 from tepo_core.config import ConfigError, Study
 from tepo_core.engines import make_engine
 from tepo_core.experience import Experience, mini_batches, reward_sums
+from tepo_core.files import write_json
 from tepo_core.grading.grade import make_grader
 from tepo_core.objectives.methods import resolve
 from tepo_core.policy import load_policy, resolve_device, save_policy, set_threads, with_adapters
@@ -30,7 +31,7 @@ from tepo_core.progress import Progress
 from tepo_core.results import TrainResult
 from tepo_core.rollout.rescore import rescore
 from tepo_core.rollout.types import SamplingParams
-from tepo_core.run_record import finish, metric_line, run_config, run_folder, run_name, write_json
+from tepo_core.run_record import finish, metric_line, run_config, run_folder, run_name
 from tepo_core.sampler import Sampler
 from tepo_core.tasks.prepare import data_folder, grader_kind, load_facts, load_split
 from tepo_core.update import DivergenceError, Learner, UpdateResult

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tepo_core.experience import Experience, micro_batches, pad_grid
+from tepo_core.batching import micro_batches
+from tepo_core.experience import Experience, pad_grid
 from tepo_core.logprobs import ResponseStates, output_matrix, response_states, state_logprobs
 from tepo_core.mtp import ahead_logprobs
 from tepo_core.objectives.methods import LossOutput, Method, MiniBatchTotals, TokenBatch

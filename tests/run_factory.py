@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tepo_core import config, evaluation, run_record
+from tepo_core.files import write_json
 from tepo_core.seeding import numpy_generator
 from tepo_core.tasks.arithmetic import plant_facts, token_kinds
 
@@ -106,7 +107,7 @@ def seed_shift(task: str, seed: int, truth: Truth) -> float:
 def make_warmup(root: Path, study: config.Study, task: str, seed: int) -> Path:
     folder = run_record.run_folder(root, "warmup", task, seed)
     folder.mkdir(parents=True)
-    run_record.write_json(folder / "config.json", run_record.run_config(study, "warmup", task, seed))
+    write_json(folder / "config.json", run_record.run_config(study, "warmup", task, seed))
     (folder / "metrics.jsonl").write_text(run_record.metric_line("warmup", 1, {"loss": (2.0, 1.0)}, {}), encoding="utf-8")
     run_record.finish(folder)
     return folder
@@ -121,7 +122,7 @@ def make_run(
     train = study.train_for(method)
     preset = study.variants.get(method, {}).get("preset", method)
     extra = {"preset": preset, "objective": {}, "train": train.model_dump(), "rollout": study.rollout.model_dump()}
-    run_record.write_json(folder / "config.json", run_record.run_config(study, "train", task, seed, method, **extra))
+    write_json(folder / "config.json", run_record.run_config(study, "train", task, seed, method, **extra))
     rng = numpy_generator(task, method, seed, "factory")
     shift = seed_shift(task, seed, truth)
     lines = [_validation_line(task, 0, truth, shift, rng)]

@@ -10,10 +10,11 @@ import torch
 from tiny import tiny_study
 from torch import nn
 
+from tepo_core.batching import length_parts
 from tepo_core.config import Warmup
 from tepo_core.logprobs import response_states, state_logprobs
 from tepo_core.optimizers import WarmupOptimizer
-from tepo_core.supervised import cosine_lr, initial_policy, length_parts
+from tepo_core.supervised import cosine_lr, initial_policy
 
 
 def policy():

@@ -10,9 +10,10 @@ import torch
 from tiny import run_bytes, tiny_study
 
 from tepo_core import checkpoint, trainer
+from tepo_core.batching import micro_batches
 from tepo_core.checkpoint import CheckpointError, Workspace
 from tepo_core.config import ConfigError
-from tepo_core.experience import micro_batches, mini_batches, overlong_penalty
+from tepo_core.experience import mini_batches, overlong_penalty
 from tepo_core.objectives.methods import PRESETS
 from tepo_core.run_record import metrics_frame, read_metrics, run_folder
 from tepo_core.supervised import warmup

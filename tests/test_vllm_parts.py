@@ -11,9 +11,10 @@ from tiny import tiny_study
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tepo_core.batching import micro_batches
 from tepo_core.config import ConfigError
 from tepo_core.engines import make_engine
-from tepo_core.rollout.rescore import length_batches, rescore
+from tepo_core.rollout.rescore import rescore
 from tepo_core.rollout.transformers_engine import TransformersEngine
 from tepo_core.rollout.types import Rollouts, SamplingParams
 from tepo_core.rollout.vllm_engine import EngineError, VllmEngine, _changed_copy, export_weights
@@ -95,11 +96,11 @@ def test_rescore_agrees_with_the_engine_whatever_the_batches(budget):
     assert np.abs(np.concatenate(colder) - np.concatenate(rollouts.logprobs)).max() > 0.1
 
 
-def test_length_batches_keep_every_row_within_the_budget():
+def test_micro_batches_keep_every_row_within_the_budget():
     lengths = [5, 9, 3, 9, 1, 30]
-    batches = length_batches(lengths, 18)
-    assert batches == [[5], [1, 3], [0, 2, 4]]  # 1 x 30 alone, 2 x 9, 3 x 5
-    assert length_batches([], 10) == []
+    batches = micro_batches(lengths, 18)
+    assert batches == [[4, 2, 0], [1, 3], [5]]  # 3 x 5, 2 x 9, and 30 alone
+    assert micro_batches([], 10) == []
 
 
 def test_top_p_below_one_is_refused_for_training():

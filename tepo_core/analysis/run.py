@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from tepo_core.analysis.style import is_evidence
 from tepo_core.analysis.summaries import run_table
 from tepo_core.analysis.times import times_table
 from tepo_core.config import ConfigError, Study
+from tepo_core.files import write_json
 
 
 @dataclass
@@ -139,19 +139,19 @@ def _write(
     figures: list[dict],
 ) -> None:
     write_csv(out / "headline.csv", headline)
-    write_json(out / "headline.json", headline.to_dict("records"))
-    write_json(out / "claims.json", [v.as_dict() for v in verdicts])
-    write_json(out / "metrics.json", metrics_of(headline, verdicts, runs))
+    write_json(out / "headline.json", plain(headline.to_dict("records")))
+    write_json(out / "claims.json", plain([v.as_dict() for v in verdicts]))
+    write_json(out / "metrics.json", plain(metrics_of(headline, verdicts, runs)))
     write_plots(out / "plots", book)
     write_json(
         out / "analysis.json",
-        {
+        plain({
             "profile": study.profile, "evidence": is_evidence(study), "tasks": runs.tasks, "methods": runs.methods,
             "seeds": runs.seeds, "presets": book.presets, "reference": book.reference, "imported": runs.imported,
             "findings": [asdict(f) for f in runs.findings], "figures": figures, "answer": answer(book),
             "sentences": sentences(book),
             "credit": credit_sentences(book), "objectives": objectives_of(runs), "versions": versions_of(runs),
-        },
+        }),
     )  # fmt: skip
 
 
@@ -222,16 +222,12 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     table.to_csv(path, index=False, float_format="%.9g", lineterminator="\n")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """JSON with sorted keys; numbers that are not finite become null."""
-    path.write_text(json.dumps(_plain(value), sort_keys=True, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Numbers as JSON has them: nine significant digits; null where one is not finite or missing."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):

@@ -4,7 +4,6 @@ Only the run format is read (README, "Run format"), so a run made elsewhere is a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from itertools import product
@@ -14,6 +13,7 @@ import numpy as np
 
 from tepo_core.analysis.series import RunError, Series, parse_metrics
 from tepo_core.config import Study
+from tepo_core.files import sha256
 
 FORMAT = 1
 BASE = "base"
@@ -128,15 +128,9 @@ def _checked_config(folder: Path, kind: str, hash_files: bool = True) -> dict:
         raise RunError(f"config.json: kind = {config.get('kind')!r}; expected {kind!r}")
     if hash_files:
         for name, expected in sorted(done.get("files", {}).items()):
-            if name in HASHED and (not (folder / name).is_file() or file_hash(folder / name) != expected):
+            if name in HASHED and (not (folder / name).is_file() or sha256(folder / name) != expected):
                 raise RunError(f"{name} is not the file that the run wrote (its hash differs from done.json)")
     return config
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def read_run(folder: Path) -> Run:

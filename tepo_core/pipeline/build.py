@@ -10,12 +10,11 @@ One file stands for many lines of dvc.yaml and, a run, of dvc.lock, which DVC re
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from tepo_core.config import Study
+from tepo_core.files import write_json
 from tepo_core.pipeline.dependencies import code_hashes
 from tepo_core.pipeline.normalise import normalise, read_notebook, to_text
 from tepo_core.pipeline.stages import PARAMETERS
@@ -34,15 +33,11 @@ def write_build(root: Path, study: Study) -> None:
         (build / "notebooks" / f"{name}.ipynb").write_text(to_text(notebook), encoding="utf-8")
     values = study.model_dump(mode="json")
     for stage, groups in PARAMETERS.items():
-        _write(build / "code" / f"{stage}.json", code_hashes(root, notebooks[stage]))
-        _write(build / "parameters" / f"{stage}.json", {group: values[group] for group in groups})
+        write_json(build / "code" / f"{stage}.json", code_hashes(root, notebooks[stage]))
+        write_json(build / "parameters" / f"{stage}.json", {group: values[group] for group in groups})
     for name in study.methods:
         method = resolve(name, study.variants)
         train = study.train_for(name).model_dump(mode="json")
-        _write(
+        write_json(
             build / "methods" / f"{name}.json", {"preset": method.preset, "objective": method.options, "train": train}
         )
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from tepo_core.files import sha256, write_json
 from tepo_core.pipeline.stages import REPORT_PARTS, Run
 
 MIN_FREE_BYTES = 200 * 2**20
@@ -17,11 +17,6 @@ MIN_FREE_BYTES = 200 * 2**20
 
 class RecordError(RuntimeError):
     """An input of a run is missing or was changed, or its output cannot be written or is not complete."""
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_inputs(root: Path, run: Run) -> None:
@@ -83,9 +78,7 @@ def complete(out: Path, run: Run) -> None:
             raise RecordError(f"{run.label}: done.json does not say ok, so the run is not complete")
     elif run.stage in ("prepare", "analyse"):
         files = {name: sha256(out / name) for name in names}
-        marker.write_text(
-            json.dumps({"files": files, "ok": True, "stopped": None}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-        )
+        write_json(marker, {"files": files, "ok": True, "stopped": None})
     else:
         raise RecordError(f"{run.label}: the notebook ran but left no done.json, so the run is not complete")
 

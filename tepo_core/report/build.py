@@ -17,10 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tepo_core.analysis.figures import read_book
 from tepo_core.analysis.plotting import Book
-from tepo_core.analysis.run import write_json
+from tepo_core.analysis.run import plain
 from tepo_core.analysis.runs import BASE, load_runs
 from tepo_core.analysis.style import inline_svg
 from tepo_core.config import ConfigError, Study
+from tepo_core.files import write_json
 from tepo_core.report import sections, tables
 from tepo_core.report.methods import method_cards
 from tepo_core.report.notebooks import NotebookPages, Page, executed_notebooks
@@ -77,7 +78,7 @@ def build_report(study: Study, root: Path, analysis_dir: Path | None = None, out
         raise ConfigError(
             f"{index}: {index.stat().st_size} bytes, more than the {MOST_BYTES} a report may have; use fewer methods or tasks"
         )
-    write_json(out / "provenance.json", provenance)
+    write_json(out / "provenance.json", plain(provenance))
     return ReportFiles(index, out / "provenance.json", write_pages(pages, out / "notebooks", environment, css))
 
 

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from tepo_core.analysis.runs import file_hash
 from tepo_core.config import Study, digest
+from tepo_core.files import sha256
 
 PACKAGES = (
     "torch",
@@ -40,7 +40,7 @@ def collect(study: Study, root: Path) -> dict[str, Any]:
         "git": git_state(root),
         "parameters": {"profile": study.profile, "digest": digest(study)},
         "data": data_hashes(root, study),
-        "claims": file_hash(root / "claims.yaml")[:16] if (root / "claims.yaml").is_file() else None,
+        "claims": sha256(root / "claims.yaml")[:16] if (root / "claims.yaml").is_file() else None,
         "versions": {"python": platform.python_version(), **package_versions()},
         "hardware": hardware(),
         "wall_times": wall_times(root),
@@ -73,7 +73,7 @@ def data_hashes(root: Path, study: Study) -> dict[str, str]:
         for seed in study.seeds:
             path = root / "data" / "prepared" / f"{task}-s{seed}" / "manifest.json"
             if path.is_file():
-                found[f"{task}-s{seed}"] = file_hash(path)[:16]
+                found[f"{task}-s{seed}"] = sha256(path)[:16]
     return found
 
 

@@ -6,12 +6,12 @@ both are apart is measured by :mod:`tepo_core.objectives.correction`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from tepo_core.batching import micro_batches
 from tepo_core.logprobs import sequence_logprobs
 from tepo_core.rollout.types import Rollouts
 
@@ -30,7 +30,7 @@ def rescore(
     was_training = model.training
     model.eval()
     try:
-        for rows in length_batches(lengths, micro_batch_tokens):
+        for rows in micro_batches(lengths, micro_batch_tokens):
             logprobs_BT, entropy_BT, _ = sequence_logprobs(
                 model,
                 [rollouts.prompt_ids[i] for i in rows],
@@ -45,15 +45,3 @@ def rescore(
     finally:
         model.train(was_training)
     return logprobs, entropies
-
-
-def length_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Row numbers in batches of similar length with rows x longest <= budget (a single longer row is a batch)."""
-    batches: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        # Longest first: the first row of a batch sets its width.
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return batches

@@ -8,20 +8,15 @@ differ, the engine is started afresh from the same folder, and if that does not 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import logging
 import math
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 import weakref
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +26,13 @@ from safetensors.torch import save_file
 
 from tepo_core.logprobs import LogprobError, causal_model, sequence_logprobs
 from tepo_core.rollout.types import Rollouts, SamplingParams
-from tepo_core.rollout.vllm_worker import MISSING_VLLM
+from tepo_core.rollout.vllm_process import ALTERNATIVE, EngineError, WorkerProcess
 from tepo_core.seeding import derive_seed, numpy_generator, torch_generator
 
 LOG = logging.getLogger(__name__)
-WORKER = Path(__file__).with_name("vllm_worker.py")
-START_SECONDS = 600
-ALTERNATIVE = "set rollout.engine: transformers to sample without vLLM"
 # Largest allowed gap in nats between both sides on the probe batch. float32: of any token. bfloat16: of the mean, because
 # single tokens differ by 0.1 and more between kernels.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-
-
-class EngineError(RuntimeError):
-    """vLLM could not be started, died, or does not hold the trainer's weights. The message says what to do."""
 
 
 def export_weights(model: Any) -> dict[str, torch.Tensor]:
@@ -117,18 +105,15 @@ class VllmEngine:
         self.dtype = next(causal.parameters()).dtype
         if self.dtype not in TOLERANCE:
             raise EngineError(f"policy.dtype = {self.dtype}: vLLM is used with float32 or bfloat16; {ALTERNATIVE}")
-        self.python = python or os.environ.get("TEPO_VLLM_PYTHON") or sys.executable
         self.on_gpu = next(causal.parameters()).is_cuda
         self.sleeps, self._asleep = sleep and self.on_gpu, False
         self._self_test, self._repack, self._batch_size = self_test, repack, batch_size
         self._gpu_memory_share = gpu_memory_share
         self.gap = 0.0  # of the latest probe, nats
         self.restarts = 0
-        self._process: subprocess.Popen | None = None
-        self._connection: Connection | None = None
-        self._owner = os.getpid()
         self.folder = Path(tempfile.mkdtemp(prefix="tepo-vllm-"))
-        self._finalizer = weakref.finalize(self, _stop, self.__dict__, str(self.folder))
+        self.worker = WorkerProcess(python or os.environ.get("TEPO_VLLM_PYTHON") or sys.executable, self.folder)
+        self._finalizer = weakref.finalize(self, _stop, self.worker, os.getpid())
         try:
             config = copy.deepcopy(causal.config)
             config.architectures = [type(causal).__name__]  # a model built in code has none, and vLLM would guess
@@ -211,7 +196,7 @@ class VllmEngine:
         except EngineError as error:
             LOG.warning("%s; starting vLLM afresh from the same weights", error)
             self.restarts += 1
-            self._end_worker()
+            self.worker.end()
             self._start()
             self._verify(model)
 
@@ -275,40 +260,8 @@ class VllmEngine:
     # -- the worker process -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
         config = json.loads((self.folder / "config.json").read_text())
-        settings = {
-            "socket": theirs.fileno(),
-            "parent": os.getpid(),
-            "folder": str(self.folder),
-            "repack": self._repack and not self.on_gpu,
-            "llm": self._llm_settings(config),
-        }
-        threads = str(torch.get_num_threads())
-        environment = os.environ | {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core lives in the worker: one process to end
-            "VLLM_HOST_IP": "127.0.0.1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": threads,
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        log = self.folder / "worker.log"
-        with log.open("wb") as stream:
-            self._process = subprocess.Popen(
-                [self.python, "-P", str(WORKER), json.dumps(settings)],  # -P: this folder must not shadow 'types'
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the trainer, which closes the worker
-            )
-        theirs.close()
-        self._connection = Connection(ours.detach())
-        hello = self._receive("start", limit=START_SECONDS)
+        hello = self.worker.start(self._llm_settings(config), self._repack and not self.on_gpu)
         if hello["vocabulary"] != self.vocabulary:
             raise EngineError(
                 f"vLLM's vocabulary has {hello['vocabulary']} tokens and the trainer's {self.vocabulary}; {ALTERNATIVE}"
@@ -343,71 +296,13 @@ class VllmEngine:
             self._asleep = False
 
     def _call(self, name: str, **arguments: Any) -> Any:
-        if self._connection is None:
-            raise EngineError("the vLLM engine is closed; make a new one")
-        try:
-            self._connection.send((name, arguments))
-        except OSError:
-            raise EngineError(self._obituary(f"vLLM ended before '{name}'")) from None
-        return self._receive(name)
-
-    def _receive(self, name: str, limit: float = math.inf) -> Any:
-        connection, process = self._connection, self._process
-        deadline = time.monotonic() + limit
-        while True:
-            ended = process.poll() is not None  # asked before the socket: an answer sent before the end still counts
-            try:
-                if connection.poll(0.2):
-                    state, value = connection.recv()
-                    break
-            except (EOFError, OSError):
-                process.wait()
-                ended = True
-            if ended:
-                if process.returncode == MISSING_VLLM:
-                    raise EngineError(
-                        f"vLLM is not installed for {Path(self.python).name}; pip install '.[vllm]' on a machine with a GPU, "
-                        f"or point TEPO_VLLM_PYTHON at an interpreter that has it, or {ALTERNATIVE}"
-                    )
-                raise EngineError(self._obituary(f"vLLM ended with code {process.returncode} during '{name}'"))
-            if time.monotonic() > deadline:
-                raise EngineError(self._obituary(f"vLLM did not answer '{name}' within {limit:.0f} s"))
-        if state == "error":
-            raise EngineError(self._obituary(f"vLLM failed in '{name}'", value))
-        return value
-
-    def _obituary(self, what: str, text: str = "") -> str:
-        log = self.folder / "worker.log"
-        lines = (text or (log.read_text(errors="replace") if log.is_file() else "")).strip().splitlines()
-        hint = ""
-        if any("out of memory" in line.lower() or "free memory" in line.lower() for line in lines):
-            hint = "lower rollout.gpu_memory_share, rollout.batch_size or train.max_new_tokens; "
-        return "\n  ".join([f"{what}; {hint}{ALTERNATIVE}. Its last lines:", *lines[-12:]])
-
-    def _end_worker(self) -> None:
-        _end(self.__dict__)
+        return self.worker.call(name, **arguments)
 
 
-def _end(state: dict) -> None:
-    connection, process = state.get("_connection"), state.get("_process")
-    state["_connection"] = state["_process"] = None
-    if connection is not None:
-        with contextlib.suppress(OSError, ValueError):
-            connection.send(("close", {}))
-        connection.close()
-    if process is not None:
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _stop(state: dict, folder: str) -> None:
-    if os.getpid() != state["_owner"]:  # a forked child has a copy of this object, but not the worker
-        return
-    _end(state)
-    shutil.rmtree(folder, ignore_errors=True)
+def _stop(worker: WorkerProcess, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has a copy of the engine, but neither worker nor folder
+        worker.end()
+        shutil.rmtree(worker.folder, ignore_errors=True)
 
 
 def _changed_copy(model: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Study
+from tepo_core.files import sha256, write_json
 from tepo_core.seeding import numpy_generator
 from tepo_core.tasks import arithmetic
 from tepo_core.tasks.benchmark_table import lookup
@@ -19,14 +19,6 @@ from tepo_core.tasks.math_benchmarks import load_benchmark
 from tepo_core.tasks.problem import DataError, Problem, read_problems, write_problems
 
 SPLITS = ("train", "validation", "test", "long")
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def wait_until(condition, seconds):
 def test_a_worker_that_dies_is_reported_and_close_leaves_nothing(vllm_python, monkeypatch):
     model = tiny_model()
     engine = start(model, vllm_python, self_test=False)
-    pid, folder, params = engine._process.pid, engine.folder, SamplingParams(1.0, 1.0, 4)
+    pid, folder, params = engine.worker.process.pid, engine.folder, SamplingParams(1.0, 1.0, 4)
     try:
         # An engine that is given no new weights: caught, started afresh from the old file, refused.
         monkeypatch.setattr(engine, "_write", lambda model: None)
@@ -237,9 +237,9 @@ def test_a_worker_that_dies_is_reported_and_close_leaves_nothing(vllm_python, mo
         with pytest.raises(EngineError, match=r"differ by .* nats.*rollout.engine: transformers"):
             engine.update_weights(model)
         assert engine.restarts == 1 and not alive(pid) and folder.is_dir()
-        pid = engine._process.pid
+        pid = engine.worker.process.pid
         assert alive(pid) and len(engine.generate([[3]], 2, params, [0])) == 2
-        engine._process.send_signal(signal.SIGKILL)
+        engine.worker.process.send_signal(signal.SIGKILL)
         with pytest.raises(EngineError, match=r"(?s)vLLM ended .*'generate'.*last lines"):
             engine.generate([[3]], 1, params, [0])
     finally:
@@ -255,7 +255,7 @@ sys.path[:0] = [{root!r}, {here!r}]
 from test_vllm_engine import PROMPTS, start, tiny_model
 from tepo_core.rollout.types import SamplingParams
 engine = start(tiny_model(), {python!r})
-print(engine._process.pid, engine.folder, flush=True)
+print(engine.worker.process.pid, engine.folder, flush=True)
 while True:
     engine.generate(PROMPTS, 64, SamplingParams(0.7, 1.0, 100), list(range(32)))
 """
