@@ -133,6 +133,7 @@ class Evaluate(Strict):
 
     protocol: Literal["study", "paper"] = "study"
     splits: Annotated[list[str], Field(min_length=1)] = ["test", "long"]
+    limit: Annotated[int, Field(ge=0)] = 0
     samples: Count = 16
     k: Annotated[list[Count], Field(min_length=1)] = [1, 2, 4, 8, 16]
     temperature: Positive = 1.0

@@ -69,7 +69,7 @@ def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, ou
     cfg, out = study.evaluate, out or run_folder(root, "evaluate", task, seed, method)
     kind = "warmup" if method == BASE else "train"
     source = run_folder(root, kind, task, seed, None if method == BASE else method) / "policy"
-    problems = {split: load_split(data_folder(root, task, seed), split) for split in cfg.splits}
+    problems = {split: load_split(data_folder(root, task, seed), split)[: cfg.limit or None] for split in cfg.splits}
     set_threads(study.compute)
     policy = load_policy(source, study.policy)
     policy.model.to(resolve_device(study.compute))
