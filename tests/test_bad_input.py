@@ -88,7 +88,7 @@ BAD_PARAMETERS = {
     "k above n": (("k: [1, 2, 4]", "k: [1, 8]"), ["k = 8", "samples = 4"]),
     "name of a folder": (("profile: smoke", "profile: ../x"), ["'../x'", "folder name"]),
     "method called base": (("methods: [grpo, tepo_kl]", "methods: [base]"), ["'base'", "another name"]),
-    "context too small": (("context: 128", "context: 48"), ["policy.context = 48", "max_new_tokens = 48"]),
+    "context too small": (("context: 128", "context: 32"), ["policy.context = 32", "max_new_tokens = 36"]),
 }
 
 

@@ -77,6 +77,8 @@ class Project:
         for name in ("dvc.yaml", "claims.yaml", ".dvcignore", ".gitignore"):
             shutil.copyfile(ROOT / name, folder / name)
         (folder / ".gitignore").open("a").write("executed.log\n")
+        (folder / "data").mkdir()
+        shutil.copyfile(ROOT / "data" / "published.yaml", folder / "data" / "published.yaml")
         (folder / ".dvc").mkdir()
         for name in ("config", ".gitignore"):
             shutil.copyfile(ROOT / ".dvc" / name, folder / ".dvc" / name)
