@@ -74,7 +74,7 @@ def write_tables(source: Path, out: Path) -> None:
     """Turn the growing files of a workspace into the parquet tables of the run folder. Absent ones are left out."""
     for name, table in GROWING.items():
         if (source / name).is_file() and (source / name).stat().st_size:
-            frame = pd.read_json(source / name, lines=True, dtype=False, convert_dates=False)
+            frame = pd.read_json(source / name, lines=True, dtype=False)
             pq.write_table(
                 pa.Table.from_pandas(frame, preserve_index=False), out / table, compression="zstd", store_schema=False
             )
