@@ -37,18 +37,18 @@ class WarmupResult:
     parameters: int
 
     def table(self) -> pd.DataFrame:
-        """Loss (nats a token) and token accuracy along the warm-up."""
-        frame = metrics_frame(self.folder, "warmup")
-        return frame[["step", "loss", "token_correct", "lr"]].iloc[:: max(1, len(frame) // 10)].set_index("step")
+        """Loss (nats a token) and token accuracy along the warm-up; empty when there was none."""
+        frame = metrics_frame(self.folder, "warmup").reindex(columns=["step", "loss", "token_correct", "lr"])
+        return frame.iloc[:: max(1, len(frame) // 10)].set_index("step")
 
     def figure(self) -> Any:
         """Loss against steps."""
         import matplotlib.pyplot as plt
 
-        frame = metrics_frame(self.folder, "warmup")
+        frame = metrics_frame(self.folder, "warmup").reindex(columns=["step", "loss"])
         figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
         axis.plot(frame["step"], frame["loss"], color="#0072B2")
-        axis.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
+        axis.set(xlabel="step", ylabel="loss (nats per token)", yscale="log" if len(frame) else "linear")
         return figure
 
 

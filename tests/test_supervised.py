@@ -14,7 +14,8 @@ from tepo_core.batching import length_parts
 from tepo_core.config import Warmup
 from tepo_core.logprobs import response_states, state_logprobs
 from tepo_core.optimizers import WarmupOptimizer
-from tepo_core.supervised import cosine_lr, initial_policy
+from tepo_core.policy import load_policy
+from tepo_core.supervised import cosine_lr, initial_policy, warmup
 
 
 def policy():
@@ -93,3 +94,11 @@ def test_cosine_after_a_ramp():
     assert cosine_lr(6.0, 3, 100) == pytest.approx(6)
     assert cosine_lr(6.0, 99, 100) == pytest.approx(3 * (1 + math.cos(math.pi * 96 / 97)))
     assert cosine_lr(1.0, 0, 1) == 1.0  # a single step has no schedule
+
+
+def test_no_steps_keep_the_policy_and_show_an_empty_table(tmp_path):
+    study = tiny_study(warmup={"steps": 0})
+    result = warmup(study, "facts", 0, tmp_path, tmp_path / "run")
+    assert result.table().empty and result.figure().axes
+    weights = load_policy(tmp_path / "run" / "policy", study.policy).model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in initial_policy(study, 0).model.state_dict().items())
