@@ -79,7 +79,7 @@ def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, ou
     try:
         samples = evaluate_policy(
             engine, policy.tokenizer, problems, graders, cfg, (seed, task), _reporter(progress, len(problems)),
-            encode=policy.encode, context=policy.context,
+            encode=policy.encode, context=policy.context, rows_at_once=study.rollout.batch_size,
         )  # fmt: skip
     finally:
         engine.close()

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -64,7 +65,7 @@ def test_same_results_as_without_a_host(project: Path, tmp_path: Path, hosted: H
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0, text
     with_host = (project / "data" / "prepared" / "notebook.ipynb").read_bytes()
-    assert "in . 0 " in with_host.decode() and "prepare: done in" in text
+    assert "in . 0 " in with_host.decode() and "prepare: done in" in text and "NOTE" not in text and "Traceback" not in text
     process = runner(project, "prepare")
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0, text
@@ -114,6 +115,46 @@ def test_a_killed_runner_is_named_and_leaves_no_kernel(project: Path, hosted: Ho
     text, _ = process.communicate(timeout=20)
     assert process.returncode == 1 and "the runner of this stage was killed" in text
     wait_for(lambda: not alive(pids))
+
+
+def test_a_client_that_does_not_wait_leaves_nothing(project: Path, hosted: Hosted) -> None:
+    prepare_notebook(project, SLEEP)
+    os.kill(hosted.process.pid, signal.SIGSTOP)  # as a host that is still importing: it accepts, and does not answer
+    try:
+        process = hosted.stage(project, "prepare")
+        time.sleep(1.5)
+        os.kill(process.pid, signal.SIGINT)
+        process.wait(timeout=20)
+    finally:
+        os.kill(hosted.process.pid, signal.SIGCONT)
+    text, _ = process.communicate(timeout=20)  # the host held the output, which was on its way to it
+    assert process.returncode == 130 and "stopped before this stage began" in text and "Traceback" not in text
+    time.sleep(1)
+    assert not (project / "pids").exists() and psutil.Process(hosted.process.pid).children() == []
+
+
+def test_a_host_that_dies_ends_its_stages(project: Path) -> None:
+    one = Hosted(*LITTLE)
+    prepare_notebook(project, SLEEP)
+    os.kill(one.process.pid, signal.SIGSTOP)
+    process = one.stage(project, "prepare")
+    time.sleep(1.5)
+    one.process.kill()
+    text, _ = process.communicate(timeout=20)
+    assert process.returncode == 1 and "was killed; run the same command again" in text and "Traceback" not in text
+    one.above.kill()
+    one.above.communicate()
+    one.process.communicate()
+
+
+def test_a_long_place_for_temporary_files_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: "/tmp/" + 100 * "x")
+    assert host.socket_place() == "/tmp"
+    monkeypatch.setattr(host.os, "access", lambda *_: False)
+    place = host.socket_place()
+    assert len(place) > 100 and not host.can_host("cpu", place + "/tepo-host-12345678")
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: "/var/tmp")
+    assert host.socket_place() == "/var/tmp" and host.can_host("cpu", "/var/tmp/tepo-host-12345678")
 
 
 def test_bad_arguments_give_argparse_s_code_and_a_wrong_request_harms_nothing(project: Path, hosted: Hosted) -> None:

@@ -343,6 +343,19 @@ def test_stage_launcher_finds_the_python(tmp_path: Path) -> None:
     assert call(VIRTUAL_ENV=str(active.parent), TEPO_PYTHON=str(named / "python"))[1].startswith(f"{named} ")
 
 
+def test_parameters_are_those_that_normalise_saw(project: Path) -> None:
+    """An edit of params.yaml while the pipeline runs waits for the next run: DVC remembers a stage by what normalise wrote."""
+    cell = "from tepo_core.pipeline.notebook import begin\nprint('lr', begin('prepare').study.train.lr)"
+    prepare_notebook(project, cell, WRITE)
+    normalised = project / "build" / "params.yaml"
+    normalised.write_text((project / "params.yaml").read_text())
+    text = normalised.read_text()
+    (project / "params.yaml").write_text(text.replace("  lr: 1.0e-4 ", "  lr: 7.0e-4 "))
+    assert (project / "params.yaml").read_text() != text
+    run_stage(project, PREPARE)
+    assert "lr 0.0001" in (project / "data" / "prepared" / "notebook.ipynb").read_text()
+
+
 def test_runs_and_their_options() -> None:
     with pytest.raises(StageError, match="unknown stage 'trian'; allowed: prepare, warmup, train"):
         Run("trian")

@@ -160,7 +160,7 @@ def run(
 @app.command()
 def repro(profile: Annotated[Axis, typer.Option(help="Use this profile first.")] = None) -> None:
     """What 'make repro' does: use a profile if one is named, check params.yaml, 'dvc repro', and show the headline."""
-    from tepo_core.pipeline.host import HOST, can_host
+    from tepo_core.pipeline.host import HOST, can_host, socket_place
     from tepo_core.pipeline.processes import REPRO, end_with_parent
     from tepo_core.pipeline.runner import Stopped, kernel_environment
     from tepo_core.pipeline.validate import load_validated
@@ -171,9 +171,9 @@ def repro(profile: Annotated[Axis, typer.Option(help="Use this profile first.")]
     study = load_validated(root / "params.yaml")
     if "MAKELEVEL" in os.environ:  # a 'make' that is killed does not end what it started
         end_with_parent()
-    with tempfile.TemporaryDirectory(prefix="tepo-host-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tepo-host-", dir=socket_place()) as folder:
         environment = {**os.environ, REPRO: str(os.getpid())}
-        if can_host(study.compute.device):
+        if can_host(study.compute.device, folder):
             environment |= {HOST: folder, **kernel_environment(study)}
         process = subprocess.Popen([sys.executable, "-m", "dvc", "repro"], cwd=root, env=environment)
         while True:

@@ -59,8 +59,9 @@ class SpareProvisioner(LocalProvisioner):
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         self.process, host.spare = host.spare, None
         module = cmd.index("-m")
-        environment = {**kwargs["env"], "JPY_PARENT_PID": str(os.getpid())}  # as jupyter_client's own launcher does
-        self.process.start(cmd[module + 1 :], environment, str(kwargs["cwd"]))
+        # jupyter_client's own launcher says this in the environment, which ipykernel reads when it is imported
+        parent = f"--IPKernelApp.parent_handle={os.getpid()}"
+        self.process.start([*cmd[module + 1 :], parent], kwargs["env"], str(kwargs["cwd"]))
         self.pid = self.pgid = self.process.pid
         self.cwd = kwargs["cwd"]
         return self.connection_info

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from typing import Any
 
 HOST = "TEPO_HOST"  # environment variable: the folder of the socket
 SOCKET = "socket"
+LONGEST_PLACE = 60  # characters; a socket's whole path may have 107
 LIMIT = 2**22  # bytes of a request; an environment is far smaller
 POLL_SECONDS = 0.3
 # Beside what the stages' notebooks import (runner.MODULES). One that fails is left to the notebook, which shows its traceback.
@@ -36,9 +38,16 @@ MODULES = (
 spare: Spare | None = None  # in a forked runner: the process that will be its kernel
 
 
-def can_host(device: str) -> bool:
+def socket_place() -> str:
+    """Where the folder of the socket goes: the folder for temporary files, or /tmp where its path is too long for a socket's."""
+    place = tempfile.gettempdir()
+    return "/tmp" if len(place) > LONGEST_PLACE and os.access("/tmp", os.W_OK) else place
+
+
+def can_host(device: str, folder: str = "") -> bool:
     """Whether stages may be forked here. A process that has looked at CUDA cannot be, and looking is part of importing torch."""
-    return sys.platform == "linux" and (device == "cpu" or not Path("/dev/nvidiactl").exists())
+    short = len(folder) <= LONGEST_PLACE + 30
+    return sys.platform == "linux" and short and (device == "cpu" or not Path("/dev/nvidiactl").exists())
 
 
 class Spare:
@@ -136,7 +145,10 @@ def _run(connection: socket.socket, request: dict[str, Any], descriptors: list[i
         os.close(descriptor)
     _become(request)
     spare = Spare(kernel.main)
-    connection.sendall(f"{os.getpid()}\n".encode())
+    try:
+        connection.sendall(f"{os.getpid()}\n".encode())
+    except OSError:
+        return 1  # the client did not wait
 
     def watch() -> None:
         connection.recv(1)  # the client never sends again: this returns when it is gone
@@ -177,7 +189,9 @@ def serve(listener: socket.socket, alive: Callable[[], bool]) -> None:
             if os.fork() == 0:
                 listener.close()
                 code = _run(connection, request, descriptors)
-                connection.sendall(f"{code}\n".encode())
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the client goes when it has the code, and the watch sees that
+                with contextlib.suppress(OSError):
+                    connection.sendall(f"{code}\n".encode())
                 os._exit(code)
             for descriptor in descriptors:
                 os.close(descriptor)

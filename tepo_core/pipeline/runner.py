@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from tepo_core.config import ConfigError, Study, find_root
+from tepo_core.config import ConfigError, Study, find_root, load_study
 from tepo_core.pipeline.kernel import PRELOAD
 from tepo_core.pipeline.processes import LockError, end_with_dvc, run_lock
 from tepo_core.pipeline.records import (
@@ -29,7 +29,7 @@ from tepo_core.pipeline.records import (
     put_in_place,
     record_timing,
 )
-from tepo_core.pipeline.stages import AXES, OUT, Run, StageError, check_run
+from tepo_core.pipeline.stages import AXES, FROZEN, OUT, PARAMS, Run, StageError, check_run
 from tepo_core.pipeline.validate import load_validated
 from tepo_core.progress import CHANNEL, duration
 
@@ -57,7 +57,12 @@ def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
     """Execute a run's notebook and put what it wrote in place. Nothing half-made remains when it fails.
 
     Raises ConfigError, StageError, LockError, RecordError, NotebookError before the work; RunFailed for the notebook."""
-    study = load_validated(root / "params.yaml")
+    parameters = root / FROZEN
+    if parameters.is_file():  # validated by normalise, and what DVC will remember this stage by
+        study = load_study(parameters)
+    else:
+        parameters = root / "params.yaml"
+        study = load_validated(parameters)
     check_run(study, run)
     source = root / notebooks / f"{run.stage}.ipynb"
     with run_lock(root, run):
@@ -67,7 +72,7 @@ def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
         work = root / ".tepo" / "work" / run.slug
         shutil.rmtree(work, ignore_errors=True)
         try:
-            _execute(root, run, study, source, work)
+            _execute(root, run, study, source, work, parameters)
             put_in_place(root, run, work / "out")
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -76,7 +81,7 @@ def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
     print(f"{run.label}: done in {duration(seconds)}", flush=True)
 
 
-def _execute(root: Path, run: Run, study: Study, source: Path, work: Path) -> None:
+def _execute(root: Path, run: Run, study: Study, source: Path, work: Path, parameters: Path) -> None:
     from tepo_core.pipeline.execute import NotebookFailed, execute, to_text
 
     out = work / "out"
@@ -84,6 +89,7 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path) -> No
     environment = {
         **kernel_environment(study),
         OUT: str(out),
+        PARAMS: str(parameters),
         PRELOAD: f"{MODULES[run.stage]} matplotlib.pyplot",
         CHANNEL: str(work / "progress"),
     }
@@ -167,6 +173,7 @@ def guarded(action: object, *arguments: object) -> int:
     signal.signal(signal.SIGTERM, stop)
     try:
         action(*arguments)  # type: ignore[operator]
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the work is done and in place
         return 0
     except OSError as error:
         return _say(f"error: {explain_os_error(error)}", 1)

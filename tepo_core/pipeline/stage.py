@@ -43,26 +43,22 @@ def ask(connection: socket.socket, arguments: list[str]) -> int:
     """Run a stage in the host. Returns its exit code; passes on Ctrl-C and SIGTERM."""
     request = {"argv": ["bin/stage", *arguments], "env": dict(os.environ), "cwd": os.getcwd()}
     pid: int | None = None
-    pending: list[int] = []
 
     def forward(signum: int, frame: object) -> None:
-        if pid is None:
-            pending.append(signum)
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signum)
+        if pid is None:  # the host is still importing: nothing has begun, and it finds the connection closed
+            os.write(2, b"stopped before this stage began; the same command goes on where this one ended\n")
+            os._exit(128 + signum)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, forward)
-    data = json.dumps(request).encode() + b"\n"
-    sent = socket.send_fds(connection, [data], [0, 1, 2])
-    connection.sendall(data[sent:])
-    with connection.makefile("r") as answers:
-        code = ""
+    data, code = json.dumps(request).encode() + b"\n", ""
+    with contextlib.suppress(OSError), connection.makefile("r") as answers:  # a host that dies resets the connection
+        sent = socket.send_fds(connection, [data], [0, 1, 2])
+        connection.sendall(data[sent:])
         if line := answers.readline():
             pid = int(line)
-            for signum in pending:
-                forward(signum, None)
             code = answers.readline()
     if not code:
         print("error: the runner of this stage was killed; run the same command again", file=sys.stderr)
