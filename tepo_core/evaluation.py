@@ -312,6 +312,8 @@ def write_evaluation(
 def read_samples(folder: Path) -> pa.Table:
     """Samples of an evaluated run. Raises :class:`DataError` when the file is missing, damaged or lacks a column."""
     path = Path(folder) / "samples.parquet"
+    if not Path(folder).is_dir():
+        raise DataError(f"{folder}: no such run; a run is a folder like runs/evaluate/facts-grpo-s0")
     if not path.is_file():
         raise DataError(f"{path}: no such file; evaluate the run first ('dvc repro evaluate')")
     try:

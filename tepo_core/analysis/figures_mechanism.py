@@ -49,8 +49,9 @@ def stability(book: Book, task: str) -> Drawing | None:
         if metric == "length_drift":
             zero_line(axis, 1.0)
         elif metric != "entropy_kept":
-            high = axis.get_xlim()[1]
-            axis.set_xlim(min(0.0, axis.get_xlim()[0]), high)
+            low, high = axis.get_xlim()
+            low = min(0.0, low)
+            axis.set_xlim(low, high + 0.04 * (high - low))  # the margin grows with the axis, or markers are cut
         if metric == "grad_spikes" and high < 1:
             axis.set_xlim(-0.05, 1)
     return Drawing(

@@ -237,6 +237,7 @@ def final_accuracy(book: Book, task: str) -> Drawing | None:
                     gains[method] = float(found["estimate"])
         finish_rows(axis, methods, labels=False)
         zero_line(axis)
+        axis.locator_params(axis="x", nbins=5)
     axes[1].set_title("gain over the base policy")
     axes[2].set_title(f"difference from {book.reference}")
     return Drawing(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from tepo_core.analysis.metrics import METRICS
@@ -146,13 +149,18 @@ def sentences(book: Book) -> list[dict]:
                 parts.append(f"keeps {100 * row['entropy_kept']:.0f} % of its entropy")
             parts += collapses(book, task, method)
             if pd.notna(row["rollouts_to_target"]):
-                target = book.study.analyse.target_accuracy
-                parts.append(
-                    f"{int(row['reached'])} of {row['seeds']} seeds reach {target:g} "
-                    f"({number(row['rollouts_to_target'], 0)} rollouts on average)"
-                )
+                parts.append(reaching(row, book.study.analyse.target_accuracy))
         out.append({"task": task, "method": method, "text": "; ".join(parts) + "."})
     return out
+
+
+def reaching(row: Mapping[str, Any], target: float) -> str:
+    """How many seeds reach the target accuracy, and when. A mean over seeds that never do is no time, so none is given."""
+    reached, seeds = int(row["reached"]), int(row["seeds"])
+    if not reached:
+        return f"no seed reaches {target:g}"
+    others = "" if reached == seeds else ", the others counted at their last"
+    return f"{reached} of {seeds} seeds reach {target:g} ({number(row['rollouts_to_target'], 0)} rollouts on average{others})"
 
 
 def collapses(book: Book, task: str, method: str) -> list[str]:

@@ -84,7 +84,9 @@ def headline(frame: pd.DataFrame, book: Book, task: str) -> Table:
     table = Table(f"headline-{task}", f"Results on {task}", "", columns)
     for row in frame[frame["task"] == task].to_dict("records"):
         to_target = Cell("–", float("inf"))
-        if not pd.isna(row["rollouts_to_target"]):
+        if not row["reached"]:
+            to_target = Cell(f"not reached (0/{row['seeds']})", float("inf"))
+        elif not pd.isna(row["rollouts_to_target"]):
             to_target = Cell(
                 f"{row['rollouts_to_target']:.0f} ({int(row['reached'])}/{row['seeds']})",
                 float(row["rollouts_to_target"]),
