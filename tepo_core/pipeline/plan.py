@@ -7,21 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tepo_core.config import Study
+from tepo_core.config import ConfigError, Study
+from tepo_core.pipeline.build import write_build
 from tepo_core.pipeline.records import read_timings
 from tepo_core.pipeline.stages import AXES, Run, all_runs
 
+NORMALISE = "normalise"
 # Without a recorded time: seconds a run has to start, and seconds a unit of work. Measured with the quick profile (tiny policy)
 # on two CPU cores of a small cloud machine; another machine is soon known by its own times.
-START_SECONDS = 7.0
+START_SECONDS = 3.0
 UNIT_SECONDS = {
     "prepare": 5.5e-5,  # a problem or worked solution
-    "warmup": 1.8e-3,  # a worked solution in an update
-    "train": 1.4e-3,  # a response in one of a rollout's passes
-    "evaluate": 1.2e-3,  # a response
-    "evaluate_base": 1.2e-3,
-    "analyse": 0.4,  # a run
-    "report": 0.3,  # a run
+    "warmup": 1.6e-3,  # a worked solution in an update
+    "train": 2.1e-3,  # a response in one of a rollout's passes
+    "evaluate": 0.7e-3,  # a response
+    "evaluate_base": 0.7e-3,
+    "analyse": 0.6,  # a run
+    "report": 0.2,  # a run
 }
 RUN_BYTES = {
     "prepare": 24e6,
@@ -62,18 +64,27 @@ def plan(root: Path, study: Study) -> list[Line]:
 
 
 def stale_runs(root: Path, study: Study) -> set[Run]:
-    """Runs that DVC holds for changed, and all that depend on them. DVC's run-cache may still spare some."""
+    """Runs that DVC holds for changed, and all that depend on them. DVC's run-cache may still spare some.
+
+    Does the work of normalise first, as ``dvc repro`` would: what it writes tells which of the others changed.
+    Raises :class:`ConfigError` while DVC is running."""
     import networkx
-    from dvc.repo import Repo
+    from dvc.lock import LockError
+    from dvc.repo import Repo, lock_repo
 
     repo = Repo(str(root))
     try:
+        with lock_repo(repo):
+            write_build(root, study)
+            status = repo.status()
         graph = repo.index.graph
         # DVC's addresses depend on the folder it is called from; the names of stages do not.
-        stages = {stage.addressing: stage for stage in graph}
-        changed = [stages[address] for address in repo.status() if address in stages]
+        stages = {stage.addressing: stage for stage in graph if stage.name != NORMALISE}
+        changed = [stages[address] for address in status if address in stages]
         wanted = set(changed).union(*(networkx.ancestors(graph, stage) for stage in changed))
         names = {stage.name for stage in wanted}
+    except LockError:
+        raise ConfigError("DVC is running in this folder; wait for it to end, then ask again what is left to do") from None
     finally:
         repo.close()
     return {run for run in all_runs(study) if address(run) in names}
