@@ -147,7 +147,7 @@ def test_build_holds_resolved_methods_and_parameters(tmp_path: Path) -> None:
         for path, content in first.items()
         if path.read_bytes() != content
     ]
-    assert sorted(stale) == ["methods/grpo.json", "parameters/analyse.json", "parameters/report.json"]
+    assert sorted(stale) == ["methods/grpo.json", "parameters/analyse.json", "parameters/report.json", "params.json"]
 
 
 def test_folders_are_those_of_the_run_record() -> None:

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from pipeline_project import ROOT, environment, make_project, runner, start, write_notebook
 
+from tepo_core.config import load_study
+from tepo_core.files import write_json
 from tepo_core.pipeline import execute as execute_module
 from tepo_core.pipeline.execute import NotebookFailed, clean, execute, explain_exit
 from tepo_core.pipeline.normalise import NotebookError, nbformat, read_notebook, to_text
@@ -347,9 +349,8 @@ def test_parameters_are_those_that_normalise_saw(project: Path) -> None:
     """An edit of params.yaml while the pipeline runs waits for the next run: DVC remembers a stage by what normalise wrote."""
     cell = "from tepo_core.pipeline.notebook import begin\nprint('lr', begin('prepare').study.train.lr)"
     prepare_notebook(project, cell, WRITE)
-    normalised = project / "build" / "params.yaml"
-    normalised.write_text((project / "params.yaml").read_text())
-    text = normalised.read_text()
+    write_json(project / "build" / "params.json", load_study(project / "params.yaml").model_dump(mode="json"))
+    text = (project / "params.yaml").read_text()
     (project / "params.yaml").write_text(text.replace("  lr: 1.0e-4 ", "  lr: 7.0e-4 "))
     assert (project / "params.yaml").read_text() != text
     run_stage(project, PREPARE)

@@ -3,7 +3,7 @@
 - ``notebooks/NAME.ipynb``: the notebook without what JupyterLab changes;
 - ``code/STAGE.json``: hashes of the modules that the stage's notebook imports, so that a change in the report trains nothing;
 - ``parameters/STAGE.json``: the groups of parameters that the stage uses;
-- ``params.yaml``: the parameters of this run of the pipeline; stages read them here, so that an edit meanwhile waits for the next one;
+- ``params.json``: the parameters of this run of the pipeline; stages read them here, so that an edit meanwhile waits for the next one;
 - ``methods/METHOD.json``: a method's resolved objective and training parameters, so that a new variant trains only itself.
 
 One file stands for many lines of dvc.yaml and, a run, of dvc.lock, which DVC reads and writes anew after every run.
@@ -32,8 +32,8 @@ def write_build(root: Path, study: Study) -> None:
     notebooks = {path.stem: normalise(read_notebook(path)) for path in sorted((root / "notebooks").glob("*.ipynb"))}
     for name, notebook in notebooks.items():
         (build / "notebooks" / f"{name}.ipynb").write_text(to_text(notebook), encoding="utf-8")
-    shutil.copyfile(root / "params.yaml", root / FROZEN)
     values = study.model_dump(mode="json")
+    write_json(root / FROZEN, values)
     for stage, groups in PARAMETERS.items():
         write_json(build / "code" / f"{stage}.json", code_hashes(root, notebooks[stage]))
         write_json(build / "parameters" / f"{stage}.json", {group: values[group] for group in groups})

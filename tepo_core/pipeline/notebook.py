@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tepo_core.config import Study, find_root, load_study
+from tepo_core.config import Study, find_root
 from tepo_core.pipeline.stages import AXES, OUT, PARAMS, Run, all_runs, check_run
-from tepo_core.pipeline.validate import load_validated
+from tepo_core.pipeline.validate import load_normalised, load_validated
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ def begin(
     By hand, axes left None are the study's first ones, and results go to the run's standard folder.
     Raises ConfigError and StageError as the runner does."""
     root = find_root()
-    study = load_study(os.environ[PARAMS]) if PARAMS in os.environ else load_validated(root / "params.yaml")
+    named = os.environ.get(PARAMS)
+    study = load_normalised(Path(named)) if named else load_validated(root / "params.yaml")
     first = {"task": study.tasks[0], "method": study.methods[0], "seed": study.seeds[0]}
     given = {"task": task, "method": method, "seed": seed}
     axes = {axis: first[axis] if given[axis] is None else given[axis] for axis in AXES[stage]}

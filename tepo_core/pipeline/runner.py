@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from tepo_core.config import ConfigError, Study, find_root, load_study
+from tepo_core.config import ConfigError, Study, find_root
 from tepo_core.pipeline.kernel import PRELOAD
 from tepo_core.pipeline.processes import LockError, end_with_dvc, run_lock
 from tepo_core.pipeline.records import (
@@ -30,7 +30,7 @@ from tepo_core.pipeline.records import (
     record_timing,
 )
 from tepo_core.pipeline.stages import AXES, FROZEN, OUT, PARAMS, Run, StageError, check_run
-from tepo_core.pipeline.validate import load_validated
+from tepo_core.pipeline.validate import load_normalised, load_validated
 from tepo_core.progress import CHANNEL, duration
 
 # What each stage's notebook imports: the kernel starts on it before the notebook does.
@@ -59,10 +59,9 @@ def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
     Raises ConfigError, StageError, LockError, RecordError, NotebookError before the work; RunFailed for the notebook."""
     parameters = root / FROZEN
     if parameters.is_file():  # validated by normalise, and what DVC will remember this stage by
-        study = load_study(parameters)
+        study = load_normalised(parameters)
     else:
-        parameters = root / "params.yaml"
-        study = load_validated(parameters)
+        parameters, study = None, load_validated(root / "params.yaml")
     check_run(study, run)
     source = root / notebooks / f"{run.stage}.ipynb"
     with run_lock(root, run):
@@ -81,7 +80,7 @@ def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
     print(f"{run.label}: done in {duration(seconds)}", flush=True)
 
 
-def _execute(root: Path, run: Run, study: Study, source: Path, work: Path, parameters: Path) -> None:
+def _execute(root: Path, run: Run, study: Study, source: Path, work: Path, parameters: Path | None) -> None:
     from tepo_core.pipeline.execute import NotebookFailed, execute, to_text
 
     out = work / "out"
@@ -89,7 +88,7 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path, param
     environment = {
         **kernel_environment(study),
         OUT: str(out),
-        PARAMS: str(parameters),
+        PARAMS: str(parameters or ""),
         PRELOAD: f"{MODULES[run.stage]} matplotlib.pyplot",
         CHANNEL: str(work / "progress"),
     }

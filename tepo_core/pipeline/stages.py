@@ -23,7 +23,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "analyse": (),
     "report": (),
 }
-FROZEN = "build/params.yaml"  # what normalise has seen
+FROZEN = "build/params.json"  # the parameters that normalise has seen
 PARAMS = "TEPO_PARAMS"  # environment variable of a kernel: the file its parameters come from
 # Groups of params.yaml that decide a stage's results. The axes come with the run, data and policies as files.
 PARAMETERS: dict[str, tuple[str, ...]] = {

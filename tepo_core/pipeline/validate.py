@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 from pathlib import Path
 
-from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Strict, Study, load_study
+from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Strict, Study, load_study, parse_study
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -35,6 +36,11 @@ def load_validated(path: str | Path = "params.yaml") -> Study:
         except OSError:
             pass  # a read-only tree can still be checked, only more slowly
     return study
+
+
+def load_normalised(path: Path) -> Study:
+    """The parameters as normalise wrote them after it had checked them."""
+    return parse_study(json.loads(path.read_text(encoding="utf-8")))
 
 
 def check(study: Study, where: str = "params.yaml") -> None:
