@@ -157,6 +157,16 @@ def test_a_long_place_for_temporary_files_is_not_taken(monkeypatch: pytest.Monke
     assert host.socket_place() == "/var/tmp" and host.can_host("cpu", "/var/tmp/tepo-host-12345678")
 
 
+def test_a_closed_standard_input_is_no_obstacle(project: Path, hosted: Hosted) -> None:
+    """A scheduler may start 'make repro' so."""
+    prepare_notebook(project, "import os\nprint('input', os.readlink('/proc/self/fd/0'))", WRITE)
+    command = f"exec {sys.executable} -m tepo_core.pipeline.stage prepare <&-"
+    process = start(project, "sh", "-c", command, **hosted.variables)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+    assert "input /dev/null" in (project / "data" / "prepared" / "notebook.ipynb").read_text()
+
+
 def test_bad_arguments_give_argparse_s_code_and_a_wrong_request_harms_nothing(project: Path, hosted: Hosted) -> None:
     with socket.socket(socket.AF_UNIX) as rude:
         rude.connect(str(hosted.folder / "socket"))

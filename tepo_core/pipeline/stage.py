@@ -68,6 +68,11 @@ def ask(connection: socket.socket, arguments: list[str]) -> int:
 def main() -> int:
     """Entry point."""
     arguments = sys.argv[1:]
+    for number in range(3):  # the next file to be opened would take the place of a closed one
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     folder = os.environ.get(HOST)
     if folder and os.environ.get(REPRO) and arguments[:1] != ["normalise"]:
         with contextlib.suppress(OSError):
