@@ -75,13 +75,15 @@ def main() -> int:
             os.open(os.devnull, os.O_RDWR)
     folder = os.environ.get(HOST)
     if folder and os.environ.get(REPRO) and arguments[:1] != ["normalise"]:
-        with contextlib.suppress(OSError):
-            if connection := connect(Path(folder)):
-                from tepo_core.pipeline.processes import end_with_dvc
+        connection = None
+        with contextlib.suppress(OSError):  # no host: the stage runs without one. Once it was asked, it must not run twice
+            connection = connect(Path(folder))
+        if connection is not None:
+            from tepo_core.pipeline.processes import end_with_dvc
 
-                end_with_dvc()
-                with connection:
-                    return ask(connection, arguments)
+            end_with_dvc()
+            with connection:
+                return ask(connection, arguments)
     from tepo_core.pipeline.runner import main as run
 
     return run(arguments)
