@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tepo_core.logprobs_chunked import BLOCK_LOGITS, ChunkedLogprobs
+from tepo_core.packing import arrange, can_pack
 
 # Below this many logits the plain form is faster: nothing is computed twice and its memory is small.
 PLAIN_LOGITS = {"cpu": 2**24, "cuda": 2**26}
@@ -130,13 +131,12 @@ class ResponseStates:
     """Hidden states that predict the response tokens, in row order without padding.
 
     hidden_ND: state before each response token; targets_N: the token; mask_BT: True on real response tokens;
-    index_N: place of each token in the flattened (B, T) grid; hidden_BSD: states of the whole padded sequences."""
+    index_N: place of each token in the flattened (B, T) grid."""
 
     hidden_ND: torch.Tensor
     targets_N: torch.Tensor
     mask_BT: torch.Tensor
     index_N: torch.Tensor
-    hidden_BSD: torch.Tensor
 
     def grid(self, values_N: torch.Tensor) -> torch.Tensor:
         """Spread per-token values to (B, T); padding holds 0. Differentiable."""
@@ -197,13 +197,14 @@ def _check_head(model: nn.Module) -> None:
 
 
 def response_states(
-    model: nn.Module, prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], *, pad_id: int
+    model: nn.Module, prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], *, pad_id: int, pack: bool = True
 ) -> ResponseStates:
-    """Run the base model on right-padded prompt + response rows and pick the states that predict response tokens.
+    """Run the base model on prompt + response sequences and pick the states that predict response tokens.
 
     Position ids are explicit (0, 1, 2, ...). No attention mask is passed: with padding on the right a causal model
     cannot see it from a real token, and the fast causal kernel applies. Rows are cut to the longest one.
     Padding is known by length, never by token value, so a pad id equal to EOS is harmless.
+    With ``pack``, short sequences share a row where the model keeps them apart and it saves work (:mod:`tepo_core.packing`).
 
     Raises LogprobError: no rows, lists of different lengths, an empty prompt, or a sequence beyond the model's context.
     """
@@ -225,23 +226,20 @@ def response_states(
             "lower train.max_new_tokens or drop long prompts"
         )
     rows = [[*p, *r[:-1]] for p, r in zip(prompt_ids, response_ids, strict=True)]
-    device = next(model.parameters()).device
-    input_BS = torch.tensor([row + [pad_id] * (S - len(row)) for row in rows], dtype=torch.int64)
+    device, base_model = next(model.parameters()).device, causal_model(model).base_model
+    layout = arrange(rows, pad_id, pack=pack and can_pack(base_model))
     targets_N = torch.tensor([t for r in response_ids for t in r], dtype=torch.int64)
     length_B, prompt_B = torch.tensor(lengths), torch.tensor(prompt_lengths)
     mask_BT = torch.arange(T)[None, :] < length_B[:, None]
     index_N = mask_BT.flatten().nonzero()[:, 0]
     row_N, offset_N = index_N // T, index_N % T
-    source_N = row_N * S + prompt_B[row_N] - 1 + offset_N
-    input_BS, targets_N, mask_BT, index_N, source_N = (
-        x.to(device, non_blocking=True) for x in (input_BS, targets_N, mask_BT, index_N, source_N)
+    source_N = layout.start_B[row_N] + prompt_B[row_N] - 1 + offset_N
+    input_RS, position_RS, targets_N, mask_BT, index_N, source_N = (
+        x.to(device, non_blocking=True) for x in (layout.input_RS, layout.position_RS, targets_N, mask_BT, index_N, source_N)
     )
-    output = causal_model(model).base_model(
-        input_ids=input_BS, position_ids=torch.arange(S, device=device)[None].expand(B, S), use_cache=False
-    )
-    hidden_BSD = output.last_hidden_state
-    hidden_ND = hidden_BSD.reshape(B * S, -1).index_select(0, source_N)
-    return ResponseStates(hidden_ND, targets_N, mask_BT, index_N, hidden_BSD)
+    hidden_RSD = base_model(input_ids=input_RS, position_ids=position_RS, use_cache=False).last_hidden_state
+    hidden_ND = hidden_RSD.flatten(0, 1).index_select(0, source_N)
+    return ResponseStates(hidden_ND, targets_N, mask_BT, index_N)
 
 
 def sequence_logprobs(

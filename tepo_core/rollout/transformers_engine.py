@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from tepo_core.logprobs import causal_model
+from tepo_core.rollout.decoding import NAME, decoding_attention, is_plain, roomy
 from tepo_core.rollout.types import Rollouts, SamplingParams
 from tepo_core.seeding import numpy_generator
 
@@ -36,9 +38,10 @@ class TransformersEngine:
         self.model.eval()
         result = Rollouts()
         step = max(1, self.batch_size // n)
-        for start in range(0, len(prompts), step):
-            chunk = prompts[start : start + step]
-            result.extend(self._generate_chunk(chunk, n, params, seeds[start : start + step]), start)
+        with decoding_attention(causal_model(self.model)):
+            for start in range(0, len(prompts), step):
+                chunk = prompts[start : start + step]
+                result.extend(self._generate_chunk(chunk, n, params, seeds[start : start + step]), start)
         self.model.train(was_training)
         return result
 
@@ -46,7 +49,11 @@ class TransformersEngine:
         device = next(self.model.parameters()).device
         rows, steps = len(prompts) * n, params.max_new_tokens
         uniforms_BT = _uniforms(seeds, n, steps).to(device) if not params.greedy else None
-        logits_BV, cache, mask_BS = self._prefill(prompts, n, device)
+        logits_BV, cache, mask_AS = self._prefill(prompts, n, device)
+        position_A, seen = mask_AS.sum(-1), mask_AS.shape[-1]
+        mask_AS = torch.cat([mask_AS, mask_AS.new_ones(rows, steps)], dim=-1).bool()
+        # A mask that is given ready-made is not built at every step. Sliding windows need more than one.
+        ready = is_plain(cache) and causal_model(self.model).config._attn_implementation in ("sdpa", NAME)
         tokens_BT = torch.full((rows, steps), self.pad_id, dtype=torch.long, device=device)
         logprobs_BT = torch.zeros(rows, steps, device=device)
         entropies_BT = torch.zeros(rows, steps, device=device)
@@ -54,7 +61,6 @@ class TransformersEngine:
         finished_B = torch.zeros(rows, dtype=torch.bool, device=device)
         eos_E = torch.tensor(self.eos_ids, device=device)
         alive = torch.arange(rows, device=device)  # rows of the result that the cache still holds
-        position_A = mask_BS.sum(-1)
         for t in range(steps):
             uniform_A = uniforms_BT[alive, t] if uniforms_BT is not None else None
             token_A, logprob_A, entropy_A = choose(logits_BV, params, uniform_A)
@@ -71,11 +77,11 @@ class TransformersEngine:
             if count < 0.75 * len(alive):  # dropping rows copies the cache, so only when it pays
                 keep = still_A.nonzero().squeeze(-1)
                 cache.batch_select_indices(keep)
-                alive, token_A, mask_BS, position_A = alive[keep], token_A[keep], mask_BS[keep], position_A[keep]
-            mask_BS = torch.cat([mask_BS, mask_BS.new_ones(len(alive), 1)], dim=-1)
+                alive, token_A, mask_AS, position_A = alive[keep], token_A[keep], mask_AS[keep], position_A[keep]
+            seen += 1
             output = self.model(
                 input_ids=token_A[:, None],
-                attention_mask=mask_BS,
+                attention_mask=mask_AS[:, None, None, :seen] if ready else mask_AS[:, :seen],
                 position_ids=position_A[:, None],
                 past_key_values=cache,
                 use_cache=True,
@@ -112,7 +118,7 @@ class TransformersEngine:
             logits_to_keep=1,
         )
         cache.batch_repeat_interleave(n)
-        return output.logits[:, -1].float().repeat_interleave(n, 0), cache, mask_PS.repeat_interleave(n, 0)
+        return output.logits[:, -1].float().repeat_interleave(n, 0), roomy(cache), mask_PS.repeat_interleave(n, 0)
 
 
 def _uniforms(seeds: list[int], n: int, steps: int) -> torch.Tensor:

@@ -1,0 +1,191 @@
+"""The faster forms of norm, rows and decoding against the plain ones: same values, same gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from tepo_core.logprobs import sequence_logprobs
+from tepo_core.norms import RMSNormFunction, use_lean_norms
+from tepo_core.packing import arrange, can_pack, first_fit
+from tepo_core.rollout import decoding
+from tepo_core.rollout.transformers_engine import TransformersEngine
+from tepo_core.rollout.types import SamplingParams
+
+SHAPE = {"vocab_size": 23, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+REST = {"head_dim": 8, "intermediate_size": 48, "max_position_embeddings": 64, "tie_word_embeddings": True}
+PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11], [3], [5, 6]]
+RESPONSES = [[12, 13], [14], [3, 4, 5, 6, 7, 8], [9, 10], [11, 12, 13]]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    built = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **REST)).eval()
+    with torch.no_grad():  # as initialised, every norm weight is 1 and could be left out unnoticed
+        for name, parameter in built.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return built
+
+
+# -- norms ------------------------------------------------------------------------------------------------------------------
+
+
+def test_norm_value_by_hand():
+    """x = (3, 4): mean square 12.5, so y = w x / sqrt(12.5)."""
+    x, weight = torch.tensor([[3.0, 4.0]], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    y = RMSNormFunction.apply(x, weight, 0.0)
+    torch.testing.assert_close(y, torch.tensor([[3.0, 8.0]], dtype=torch.float64) / 12.5**0.5)
+
+
+def test_norm_gradient_is_the_derivative():
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, b: RMSNormFunction.apply(a, b, 1e-6), (x, weight))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_lean_norm_agrees_with_the_module_also_through_a_transposed_view(frozen):
+    torch.manual_seed(2)
+    module = Qwen3RMSNorm(6)
+    with torch.no_grad():
+        module.weight.uniform_(0.5, 2.0)
+    module.weight.requires_grad_(not frozen)
+    grad = torch.randn(4, 2, 3, 6).transpose(1, 2)
+    results = []
+    for _ in range(2):
+        x = torch.linspace(-2, 3, 4 * 3 * 2 * 6).view(4, 3, 2, 6).requires_grad_()
+        y = module(x)
+        y.backward(grad)
+        results.append((y.detach(), x.grad, None if frozen else module.weight.grad.clone()))
+        module.zero_grad()
+        assert use_lean_norms(module) == 1
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_norms_of_another_formula_are_left_alone():
+    assert use_lean_norms(GemmaRMSNorm(4)) == 0  # (1 + w) x / rms
+
+
+def test_bfloat16_takes_the_modules_own_way():
+    module = Qwen3RMSNorm(8).to(torch.bfloat16)
+    x = torch.randn(3, 8, dtype=torch.bfloat16, requires_grad=True)
+    plain = module(x)
+    use_lean_norms(module)
+    assert torch.equal(module(x), plain) and "RMSNormFunction" not in type(module(x).grad_fn).__name__
+
+
+# -- packing ----------------------------------------------------------------------------------------------------------------
+
+
+def test_first_fit_by_hand():
+    """Longest first into the fullest row with room: 7 alone fills a row; 5 + 2; 4 + 3; 1."""
+    bins = first_fit([4, 7, 2, 5, 3, 1], 7)
+    assert [sorted(b) for b in bins] == [[1], [2, 3], [0, 4], [5]]
+
+
+def test_arranged_rows_by_hand():
+    layout = arrange([[1, 2, 3, 4], [5, 6], [7]], 0, pack=True)
+    assert layout.input_RS.tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
+    assert layout.position_RS.tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
+    assert layout.start_B.tolist() == [0, 4, 6]
+    plain = arrange([[1, 2, 3, 4], [5, 6], [7]], 0, pack=False)
+    assert plain.input_RS.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]]
+    assert plain.position_RS.tolist() == [[0, 1, 2, 3]] and plain.start_B.tolist() == [0, 4, 8]
+
+
+def test_packed_log_probs_and_gradients_are_the_padded_ones(model, monkeypatch):
+    def run():
+        model.zero_grad()
+        logprobs, entropy, mask = sequence_logprobs(model, PROMPTS, RESPONSES, pad_id=0, temperature=0.8)
+        (logprobs - 0.3 * entropy).sum().backward()
+        return logprobs.detach(), entropy.detach(), mask, [p.grad.clone() for p in model.parameters()]
+
+    seen = []
+    hook = model.model.embed_tokens.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
+    run()  # probes
+    seen.clear()
+    packed = run()
+    monkeypatch.setattr("tepo_core.logprobs.can_pack", lambda _: False)
+    padded = run()
+    hook.remove()
+    assert seen == [(3, 9), (5, 9)]
+    torch.testing.assert_close(packed, padded, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_mixes_packed_sequences_is_not_packed(model):
+    assert can_pack(model.model)
+
+    class Leaks(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def get_input_embeddings(self):
+            return self.inner.get_input_embeddings()
+
+        def forward(self, input_ids, position_ids, use_cache):  # position ids ignored, as old architectures do
+            return self.inner(input_ids=input_ids, use_cache=use_cache)
+
+    assert not can_pack(Leaks(model.model))
+
+
+# -- decoding ---------------------------------------------------------------------------------------------------------------
+
+
+def sampled(model, budget=1024, eos=(2,)):
+    engine = TransformersEngine(model, pad_id=0, eos_ids=list(eos), batch_size=budget)
+    return engine.generate(PROMPTS, 3, SamplingParams(1.0, 1.0, 40), list(range(len(PROMPTS))))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_decoding_equals_transformers_own_attention_and_cache(family, model, monkeypatch):
+    if family == "llama":
+        torch.manual_seed(3)
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, **REST)).eval()
+    calls = []
+    own = decoding.attention_forward
+    monkeypatch.setattr(decoding, "attention_forward", lambda *a, **k: calls.append(a[1].shape[2]) or own(*a, **k))
+    fast = sampled(model)
+    assert calls.count(1) > 20 and model.config._attn_implementation == "sdpa"
+    monkeypatch.setattr("tepo_core.rollout.transformers_engine.roomy", lambda cache: cache)
+    model.config._attn_implementation = "eager"
+    plain = sampled(model)
+    assert fast.response_ids == plain.response_ids
+    assert {len(ids) for ids in fast.response_ids} != {40}  # rows end at different steps, so rows were dropped
+    for name in ("logprobs", "entropies"):
+        for a, b in zip(getattr(fast, name), getattr(plain, name), strict=True):
+            torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b), rtol=1e-4, atol=1e-5)
+
+
+def test_roomy_cache_grows_and_drops_rows(monkeypatch):
+    monkeypatch.setattr(decoding, "BLOCK", 2)
+    torch.manual_seed(4)
+    reference, ours = DynamicCache(), DynamicCache()
+    start = torch.randn(2, 3, 2, 4, 5)
+    for cache in (reference, ours):
+        cache.update(*start, 0)
+    ours = decoding.roomy(ours)
+    for step in range(7):
+        new = torch.randn(2, reference.layers[0].keys.shape[0], 2, 1, 5)
+        for a, b in zip(reference.update(*new, 0), ours.update(*new, 0), strict=True):
+            assert torch.equal(a, b)
+        if step == 3:
+            for cache in (reference, ours):
+                cache.batch_select_indices(torch.tensor([0, 2]))
+    assert ours.get_seq_length() == reference.get_seq_length() == 11
+
+
+def test_attention_of_one_token_by_hand():
+    """Scores 0 and ln 3: weights 1/4 and 3/4, a masked third key counts for nothing. Two heads share the key head."""
+    query = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2).expand(1, 2, 1, 2)
+    key = torch.tensor([[0.0, 0.0], [torch.log(torch.tensor(3.0)), 0.0], [99.0, 0.0]]).view(1, 1, 3, 2)
+    value = torch.tensor([[4.0, 0.0], [0.0, 8.0], [77.0, 77.0]]).view(1, 1, 3, 2)
+    mask = torch.tensor([True, True, False]).view(1, 1, 1, 3)
+    out, _ = decoding.attention_forward(torch.nn.Module(), query, key, value, mask, scaling=1.0)
+    torch.testing.assert_close(out, torch.tensor([1.0, 6.0]).expand(1, 1, 2, 2))
