@@ -204,7 +204,8 @@ def response_states(
     Position ids are explicit (0, 1, 2, ...). No attention mask is passed: with padding on the right a causal model
     cannot see it from a real token, and the fast causal kernel applies. Rows are cut to the longest one.
     Padding is known by length, never by token value, so a pad id equal to EOS is harmless.
-    With ``pack``, short sequences share a row where the model keeps them apart and it saves work (:mod:`tepo_core.packing`).
+    Equal sequences are computed once. With ``pack``, short ones share a row where the model keeps them apart and it saves
+    work (:mod:`tepo_core.packing`).
 
     Raises LogprobError: no rows, lists of different lengths, an empty prompt, or a sequence beyond the model's context.
     """
@@ -255,7 +256,7 @@ def sequence_logprobs(
     """Log-prob and exact entropy of every response token under ``model`` (tempered), as a right-padded grid.
 
     Only response positions go through the output matrix. The result of a row does not depend on the other rows or on
-    padding. Dropout, if the model has any and is in training mode, applies as in any forward pass.
+    padding. Dropout, if the model has any and is in training mode, applies as in any forward pass; equal rows share it.
 
     Returns (logprobs_BT, entropy_BT or None, mask_BT): B rows in the given order, T the longest response, 0 on padding.
     Raises LogprobError as :func:`response_states`, :func:`output_matrix` and :func:`chosen_logprobs` do.

@@ -1,7 +1,10 @@
-"""Rows of tokens as a grid: one sequence a row, or several short ones one behind the other.
+"""Sequences of tokens as a grid: one a row, or several short ones one behind the other, and equal ones once.
 
 A batch is as wide as its longest sequence; with lengths from 10 to 31 a third of it is padding. Packed, a row holds
-several sequences. Positions start again at 0 with each, from which transformers' masks keep them apart."""
+several sequences. Positions start again at 0 with each, from which transformers' masks keep them apart.
+
+A policy of low entropy gives the same response to a prompt many times. Its states are the same: they are computed once and
+read by every copy, and the gradients of the copies add up there."""
 
 from __future__ import annotations
 
@@ -29,25 +32,28 @@ class Layout:
 
 
 def arrange(sequences: Sequence[Sequence[int]], pad_id: int, *, pack: bool) -> Layout:
-    """The grid of the sequences, in their order; with ``pack`` several share a row where that saves at least a tenth of the rows."""
-    lengths = [len(s) for s in sequences]
+    """The grid of the different sequences. With ``pack`` several share a row where that saves at least a tenth of the rows."""
+    places: dict[tuple[int, ...], int] = {}
+    place_B = [places.setdefault(tuple(sequence), len(places)) for sequence in sequences]
+    different = list(places)
+    lengths = [len(sequence) for sequence in different]
     width = max(lengths)
     bins = first_fit(lengths, width) if pack else []
-    if not pack or len(bins) > PAYS * len(sequences):
-        bins = [[i] for i in range(len(sequences))]
+    if not pack or len(bins) > PAYS * len(different):
+        bins = [[i] for i in range(len(different))]
     grid_RS = np.full((len(bins), width), pad_id, dtype=np.int64)
     position_RS = np.tile(np.arange(width), (len(bins), 1))
-    start_B = np.zeros(len(sequences), dtype=np.int64)
+    start = np.zeros(len(different), dtype=np.int64)
     for row, members in enumerate(bins):
         at = 0
         for i in members:
-            grid_RS[row, at : at + lengths[i]] = sequences[i]
-            start_B[i] = row * width + at
+            grid_RS[row, at : at + lengths[i]] = different[i]
+            start[i] = row * width + at
             at += lengths[i]
             position_RS[row, at:] = np.arange(width - at)  # of the next sequence, or of padding, which nothing sees
-    if len(bins) == len(sequences):
+    if len(bins) == len(different):
         position_RS = np.arange(width)[None]  # padding behind a single sequence may as well go on counting
-    return Layout(torch.from_numpy(grid_RS), torch.from_numpy(position_RS), torch.from_numpy(start_B))
+    return Layout(torch.from_numpy(grid_RS), torch.from_numpy(position_RS), torch.from_numpy(start[place_B]))
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ from tepo_core.logprobs import sequence_logprobs
 from tepo_core.norms import RMSNormFunction, use_lean_norms
 from tepo_core.packing import arrange, can_pack, first_fit
 from tepo_core.rollout import decoding
-from tepo_core.rollout.transformers_engine import TransformersEngine
+from tepo_core.rollout.transformers_engine import TransformersEngine, _next_rows
 from tepo_core.rollout.types import SamplingParams
 
 SHAPE = {"vocab_size": 23, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -99,6 +99,25 @@ def test_arranged_rows_by_hand():
     assert plain.position_RS.tolist() == [[0, 1, 2, 3]] and plain.start_B.tolist() == [0, 4, 8]
 
 
+def test_equal_sequences_are_one_and_keep_their_places():
+    layout = arrange([[5, 6], [1, 2, 3], [5, 6], [1, 2, 3]], 0, pack=False)
+    assert layout.input_RS.tolist() == [[5, 6, 0], [1, 2, 3]] and layout.start_B.tolist() == [0, 3, 0, 3]
+
+
+def test_gradients_of_equal_sequences_add_up(model):
+    """Three copies with weights 1, 2 and 4 are one copy with weight 7, beside another response."""
+
+    def gradients(prompts, responses, weights):
+        model.zero_grad()
+        logprobs, entropy, _ = sequence_logprobs(model, prompts, responses, pad_id=0, temperature=1.0)
+        ((logprobs + entropy).sum(1) * torch.tensor(weights)).sum().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    a, b = ([3, 4], [5, 6, 7]), ([3, 4], [8, 9])
+    copies = gradients([x[0] for x in (a, b, a, a)], [x[1] for x in (a, b, a, a)], [1.0, 3.0, 2.0, 4.0])
+    torch.testing.assert_close(copies, gradients([a[0], b[0]], [a[1], b[1]], [7.0, 3.0]), rtol=1e-4, atol=1e-5)
+
+
 def test_packed_log_probs_and_gradients_are_the_padded_ones(model, monkeypatch):
     def run():
         model.zero_grad()
@@ -161,6 +180,24 @@ def test_decoding_equals_transformers_own_attention_and_cache(family, model, mon
     for name in ("logprobs", "entropies"):
         for a, b in zip(getattr(fast, name), getattr(plain, name), strict=True):
             torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b), rtol=1e-4, atol=1e-5)
+
+
+def test_responses_share_a_row_until_they_part():
+    """Rows 0, 0, 1 with tokens 7, 9, 5: row 0 branches. Then nothing branches and one row of three is not needed: they stay."""
+    parents, tokens, rows = _next_rows(torch.tensor([0, 0, 1]), torch.tensor([9, 7, 5]), 2)
+    assert (parents.tolist(), tokens.tolist(), rows.tolist()) == ([0, 0, 1], [7, 9, 5], [1, 0, 2])
+    parents, tokens, rows = _next_rows(torch.tensor([0, 3, 3, 2]), torch.tensor([4, 6, 6, 8]), 4)
+    assert parents is None and (tokens.tolist(), rows.tolist()) == ([4, 0, 8, 6], [0, 3, 3, 2])
+    parents, tokens, rows = _next_rows(torch.tensor([3, 3, 2]), torch.tensor([6, 6, 8]), 4)  # half is not needed
+    assert (parents.tolist(), tokens.tolist(), rows.tolist()) == ([2, 3], [8, 6], [1, 1, 0])
+
+
+def test_greedy_copies_cost_one_row(model):
+    engine, widths = TransformersEngine(model, pad_id=0, eos_ids=[2]), []
+    hook = model.model.embed_tokens.register_forward_hook(lambda _, inputs, __: widths.append(inputs[0].shape[0]))
+    result = engine.generate([[3, 4]], 6, SamplingParams(1.0, 1.0, 8, greedy=True), [0])
+    hook.remove()
+    assert set(widths) == {1} and len({tuple(ids) for ids in result.response_ids}) == 1
 
 
 def test_roomy_cache_grows_and_drops_rows(monkeypatch):

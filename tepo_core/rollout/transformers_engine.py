@@ -1,5 +1,7 @@
 """Sampling with the model's own forward pass and cache: no second copy of any model, no server.
 
+Responses of a prompt that are the same so far are one row of the cache, and part where they differ.
+
 Every response has its own stream of uniform numbers, derived from (seed of the prompt, sample): a token is drawn by inverting the
 cumulative distribution at one uniform. So the batch, its order and the rows dropped on the way change nothing but rounding."""
 
@@ -49,9 +51,9 @@ class TransformersEngine:
         device = next(self.model.parameters()).device
         rows, steps = len(prompts) * n, params.max_new_tokens
         uniforms_BT = _uniforms(seeds, n, steps).to(device) if not params.greedy else None
-        logits_BV, cache, mask_AS = self._prefill(prompts, n, device)
-        position_A, seen = mask_AS.sum(-1), mask_AS.shape[-1]
-        mask_AS = torch.cat([mask_AS, mask_AS.new_ones(rows, steps)], dim=-1).bool()
+        logits_CV, cache, mask_CS = self._prefill(prompts, device)
+        position_C, seen = mask_CS.sum(-1), mask_CS.shape[-1]
+        mask_CS = torch.cat([mask_CS, mask_CS.new_ones(len(prompts), steps)], dim=-1).bool()
         # A mask that is given ready-made is not built at every step. Sliding windows need more than one.
         ready = is_plain(cache) and causal_model(self.model).config._attn_implementation in ("sdpa", NAME)
         tokens_BT = torch.full((rows, steps), self.pad_id, dtype=torch.long, device=device)
@@ -60,33 +62,30 @@ class TransformersEngine:
         lengths_B = torch.full((rows,), steps, device=device)
         finished_B = torch.zeros(rows, dtype=torch.bool, device=device)
         eos_E = torch.tensor(self.eos_ids, device=device)
-        alive = torch.arange(rows, device=device)  # rows of the result that the cache still holds
+        alive = torch.arange(rows, device=device)  # responses that go on
+        row_A = alive // n  # of the cache: responses that are the same so far share one
         for t in range(steps):
             uniform_A = uniforms_BT[alive, t] if uniforms_BT is not None else None
-            token_A, logprob_A, entropy_A = choose(logits_BV, params, uniform_A)
-            open_A = ~finished_B[alive]
-            tokens_BT[alive, t] = torch.where(open_A, token_A, self.pad_id)
-            logprobs_BT[alive, t], entropies_BT[alive, t] = logprob_A * open_A, entropy_A * open_A
-            ends_A = torch.isin(token_A, eos_E) & open_A
-            lengths_B[alive] = torch.where(ends_A, t + 1, lengths_B[alive])
-            finished_B[alive] |= ends_A
-            still_A = ~finished_B[alive]
-            count = int(still_A.sum())
-            if count == 0 or t + 1 == steps:
+            token_A, logprobs_BT[alive, t], entropies_BT[alive, t] = choose(logits_CV[row_A], params, uniform_A)
+            tokens_BT[alive, t] = token_A
+            ends_A = torch.isin(token_A, eos_E)
+            lengths_B[alive[ends_A]], finished_B[alive[ends_A]] = t + 1, True
+            alive, row_A, token_A = alive[~ends_A], row_A[~ends_A], token_A[~ends_A]
+            if len(alive) == 0 or t + 1 == steps:
                 break
-            if count < 0.75 * len(alive):  # dropping rows copies the cache, so only when it pays
-                keep = still_A.nonzero().squeeze(-1)
-                cache.batch_select_indices(keep)
-                alive, token_A, mask_AS, position_A = alive[keep], token_A[keep], mask_AS[keep], position_A[keep]
+            parents, token_C, row_A = _next_rows(row_A, token_A, len(position_C))
+            if parents is not None:
+                cache.batch_select_indices(parents)
+                mask_CS, position_C = mask_CS[parents], position_C[parents]
             seen += 1
             output = self.model(
-                input_ids=token_A[:, None],
-                attention_mask=mask_AS[:, None, None, :seen] if ready else mask_AS[:, :seen],
-                position_ids=position_A[:, None],
+                input_ids=token_C[:, None],
+                attention_mask=mask_CS[:, None, None, :seen] if ready else mask_CS[:, :seen],
+                position_ids=position_C[:, None],
                 past_key_values=cache,
                 use_cache=True,
             )
-            logits_BV, position_A = output.logits[:, -1].float(), position_A + 1
+            logits_CV, position_C = output.logits[:, -1].float(), position_C + 1
         lengths = lengths_B.tolist()
         tokens, logprobs, entropies = tokens_BT.tolist(), logprobs_BT.cpu().numpy(), entropies_BT.cpu().numpy()
         return Rollouts(
@@ -99,8 +98,8 @@ class TransformersEngine:
             sample_index=list(range(n)) * len(prompts),
         )
 
-    def _prefill(self, prompts: list[list[int]], n: int, device: torch.device) -> tuple[torch.Tensor, Any, torch.Tensor]:
-        """One forward over the distinct prompts (left-padded), then n copies of the cache for each."""
+    def _prefill(self, prompts: list[list[int]], device: torch.device) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """One forward over the prompts, left-padded: logits of the next token, cache, mask. A row of the cache a prompt."""
         width = max(len(prompt) for prompt in prompts)
         ids_PS = torch.full((len(prompts), width), self.pad_id, dtype=torch.long)
         mask_PS = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -117,8 +116,22 @@ class TransformersEngine:
             use_cache=True,
             logits_to_keep=1,
         )
-        cache.batch_repeat_interleave(n)
-        return output.logits[:, -1].float().repeat_interleave(n, 0), roomy(cache), mask_PS.repeat_interleave(n, 0)
+        return output.logits[:, -1].float(), roomy(cache), mask_PS
+
+
+def _next_rows(row_A: torch.Tensor, token_A: torch.Tensor, rows: int) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """Rows of the cache for the next token, one for each different (row so far, token).
+
+    Returns (parents, token_C, row_A): the old row of each new one, or None when the cache serves as it is; the token that
+    each row takes in; the row of each response. Selecting copies the cache, so rows that nobody needs any more stay until
+    a quarter of them is such."""
+    pair_U2, place_A = torch.stack([row_A, token_A], dim=1).unique(dim=0, return_inverse=True)
+    parent_U, token_U = pair_U2.unbind(1)
+    branches = bool((parent_U[1:] == parent_U[:-1]).any())  # pairs are sorted
+    if branches or len(parent_U) < 0.75 * rows:
+        return parent_U, token_U, place_A
+    token_C = token_U.new_zeros(rows).index_copy(0, parent_U, token_U)
+    return None, token_C, row_A
 
 
 def _uniforms(seeds: list[int], n: int, steps: int) -> torch.Tensor:
