@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tepo_core.config import Evaluate
-from tepo_core.files import sha256, write_json
+from tepo_core.files import mark_done, write_json
 from tepo_core.grading.grade import Grader, Outcome, canonical_integer
 from tepo_core.passk import check_k, majority_at_k, pass_at_k
 from tepo_core.rollout.types import Engine, SamplingParams
@@ -304,9 +304,7 @@ def write_evaluation(
     write_json(folder / "summary.json", summary)
     if config is not None:
         write_json(folder / "config.json", config)
-    names = sorted(p.name for p in folder.iterdir() if p.name in ("config.json", "samples.parquet", "summary.json"))
-    files = {name: sha256(folder / name) for name in names}
-    write_json(folder / "done.json", {"files": files, "ok": True, "stopped": None})
+    mark_done(folder, [p.name for p in folder.iterdir() if p.name in ("config.json", "samples.parquet", "summary.json")])
 
 
 def read_samples(folder: Path) -> pa.Table:

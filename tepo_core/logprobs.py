@@ -204,8 +204,8 @@ def response_states(
     Position ids are explicit (0, 1, 2, ...). No attention mask is passed: with padding on the right a causal model
     cannot see it from a real token, and the fast causal kernel applies. Rows are cut to the longest one.
     Padding is known by length, never by token value, so a pad id equal to EOS is harmless.
-    Equal sequences are computed once. With ``pack``, short ones share a row where the model keeps them apart and it saves
-    work (:mod:`tepo_core.packing`).
+    Equal sequences are computed once (not in half precision, where the gradients of the copies would be added in it). With
+    ``pack``, short ones share a row where the model keeps them apart and it saves work (:mod:`tepo_core.packing`).
 
     Raises LogprobError: no rows, lists of different lengths, an empty prompt, or a sequence beyond the model's context.
     """
@@ -227,8 +227,9 @@ def response_states(
             "lower train.max_new_tokens or drop long prompts"
         )
     rows = [[*p, *r[:-1]] for p, r in zip(prompt_ids, response_ids, strict=True)]
-    device, base_model = next(model.parameters()).device, causal_model(model).base_model
-    layout = arrange(rows, pad_id, pack=pack and can_pack(base_model))
+    first, base_model = next(model.parameters()), causal_model(model).base_model
+    device, exact = first.device, first.dtype in (torch.float32, torch.float64)
+    layout = arrange(rows, pad_id, pack=pack and can_pack(base_model), share=exact)
     targets_N = torch.tensor([t for r in response_ids for t in r], dtype=torch.int64)
     length_B, prompt_B = torch.tensor(lengths), torch.tensor(prompt_lengths)
     mask_BT = torch.arange(T)[None, :] < length_B[:, None]
@@ -255,8 +256,9 @@ def sequence_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Log-prob and exact entropy of every response token under ``model`` (tempered), as a right-padded grid.
 
-    Only response positions go through the output matrix. The result of a row does not depend on the other rows or on
-    padding. Dropout, if the model has any and is in training mode, applies as in any forward pass; equal rows share it.
+    Only response positions go through the output matrix. Up to rounding the result of a row does not depend on the other
+    rows or on padding. Dropout, if the model has any and is in training mode, applies as in any forward pass; equal rows
+    share it.
 
     Returns (logprobs_BT, entropy_BT or None, mask_BT): B rows in the given order, T the longest response, 0 on padding.
     Raises LogprobError as :func:`response_states`, :func:`output_matrix` and :func:`chosen_logprobs` do.

@@ -9,7 +9,7 @@ so one number a row is kept beside the input. Values are those of the original u
 
 from __future__ import annotations
 
-import types
+import functools
 from typing import Any
 
 import torch
@@ -49,15 +49,19 @@ def use_lean_norms(model: Any) -> int:
     """Give every plain RMS norm of the model the gradient above; returns how many there are.
 
     It is used where input and weight are float32 on a CPU, and the module's own form everywhere else."""
-    found = [module for module in model.modules() if type(module).__name__ in PLAIN_NORMS]
+    found = [module for module in model.modules() if _is_plain(type(module))]
     for module in found:
-        module.forward = types.MethodType(_forward, module)
+        module.forward = functools.partial(_forward, module)  # copies and pickles with its module, unlike a closure
     return len(found)
+
+
+def _is_plain(kind: type) -> bool:
+    return kind.__name__ in PLAIN_NORMS and kind.__module__.startswith("transformers.")
 
 
 def _forward(self: Any, hidden_states: Tensor) -> Tensor:
     if not hidden_states.dtype == self.weight.dtype == torch.float32 or hidden_states.device.type != "cpu":
         return type(self).forward(self, hidden_states)
-    if torch.is_grad_enabled():
-        return RMSNormFunction.apply(hidden_states, self.weight, self.variance_epsilon)
-    return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+    if torch.is_inference_mode_enabled():  # sampling, many small calls
+        return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+    return RMSNormFunction.apply(hidden_states, self.weight, self.variance_epsilon)

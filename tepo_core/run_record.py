@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from tepo_core.config import Study
-from tepo_core.files import sha256, write_json
+from tepo_core.files import mark_done
 
 FORMAT = 1
 
@@ -84,7 +84,6 @@ def metrics_frame(folder: Path, kind: str) -> pd.DataFrame:
 
 
 def finish(folder: Path, stopped: str | None = None) -> None:
-    """Write ``done.json``, the last file of a run."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in ("done.json", "notebook.ipynb"))
-    hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in paths}
-    write_json(folder / "done.json", {"files": hashes, "ok": True, "stopped": stopped})
+    """Mark a run done, with all its files but the notebook, which is still being written."""
+    paths = [p for p in folder.rglob("*") if p.is_file() and p.name not in ("done.json", "notebook.ipynb")]
+    mark_done(folder, [p.relative_to(folder).as_posix() for p in paths], stopped)

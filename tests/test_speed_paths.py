@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
+
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -72,6 +85,17 @@ def test_norms_of_another_formula_are_left_alone():
     assert use_lean_norms(GemmaRMSNorm(4)) == 0  # (1 + w) x / rms
 
 
+def test_norms_of_a_copy_are_its_own():
+    model = torch.nn.Sequential(Qwen3RMSNorm(4))
+    use_lean_norms(model)
+    copy = pickle.loads(pickle.dumps(deepcopy(model)))
+    with torch.no_grad():
+        copy[0].weight.fill_(3.0)
+    x = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
+    torch.testing.assert_close(copy(x), 3 * model(x))
+    assert copy[0].weight is not model[0].weight
+
+
 def test_bfloat16_takes_the_modules_own_way():
     module = Qwen3RMSNorm(8).to(torch.bfloat16)
     x = torch.randn(3, 8, dtype=torch.bfloat16, requires_grad=True)
@@ -100,7 +124,7 @@ def test_arranged_rows_by_hand():
 
 
 def test_equal_sequences_are_one_and_keep_their_places():
-    layout = arrange([[5, 6], [1, 2, 3], [5, 6], [1, 2, 3]], 0, pack=False)
+    layout = arrange([[5, 6], [1, 2, 3], [5, 6], [1, 2, 3]], 0, share=True)
     assert layout.input_RS.tolist() == [[5, 6, 0], [1, 2, 3]] and layout.start_B.tolist() == [0, 3, 0, 3]
 
 
@@ -157,24 +181,33 @@ def test_a_model_that_mixes_packed_sequences_is_not_packed(model):
 # -- decoding ---------------------------------------------------------------------------------------------------------------
 
 
-def sampled(model, budget=1024, eos=(2,)):
-    engine = TransformersEngine(model, pad_id=0, eos_ids=list(eos), batch_size=budget)
-    return engine.generate(PROMPTS, 3, SamplingParams(1.0, 1.0, 40), list(range(len(PROMPTS))))
+def sampled(model, prompts):
+    engine = TransformersEngine(model, pad_id=0, eos_ids=[2])
+    return engine.generate(prompts, 3, SamplingParams(1.0, 1.0, 40), list(range(len(prompts))))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_decoding_equals_transformers_own_attention_and_cache(family, model, monkeypatch):
+def relatives(family, model):
+    torch.manual_seed(3)
     if family == "llama":
-        torch.manual_seed(3)
-        model = LlamaForCausalLM(LlamaConfig(**SHAPE, **REST)).eval()
-    calls = []
+        return LlamaForCausalLM(LlamaConfig(**SHAPE, **REST)).eval()
+    if family == "sliding":
+        return MistralForCausalLM(MistralConfig(**SHAPE, **REST, sliding_window=6)).eval()
+    if family == "other":  # an architecture that is not on the list keeps its own attention and mask
+        return Olmo2ForCausalLM(Olmo2Config(**SHAPE, **{k: v for k, v in REST.items() if k != "head_dim"})).eval()
+    return model
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, [[3, 4], [5, 6], [7, 8]]], ids=["padded", "equal"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "sliding", "other"])
+def test_decoding_equals_transformers_own_attention_and_cache(family, prompts, model, monkeypatch):
+    model, calls = relatives(family, model), []
     own = decoding.attention_forward
     monkeypatch.setattr(decoding, "attention_forward", lambda *a, **k: calls.append(a[1].shape[2]) or own(*a, **k))
-    fast = sampled(model)
-    assert calls.count(1) > 20 and model.config._attn_implementation == "sdpa"
+    fast = sampled(model, prompts)
+    assert (calls.count(1) > 20) == (family != "other") and model.config._attn_implementation == "sdpa"
     monkeypatch.setattr("tepo_core.rollout.transformers_engine.roomy", lambda cache: cache)
     model.config._attn_implementation = "eager"
-    plain = sampled(model)
+    plain = sampled(model, prompts)
     assert fast.response_ids == plain.response_ids
     assert {len(ids) for ids in fast.response_ids} != {40}  # rows end at different steps, so rows were dropped
     for name in ("logprobs", "entropies"):
@@ -182,13 +215,30 @@ def test_decoding_equals_transformers_own_attention_and_cache(family, model, mon
             torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b), rtol=1e-4, atol=1e-5)
 
 
+def test_what_fails_while_sampling_leaves_the_model_as_it_was(model):
+    model.train()
+    with pytest.raises(IndexError):
+        TransformersEngine(model, pad_id=0, eos_ids=[2]).generate([[3, 99]], 2, SamplingParams(1.0, 1.0, 4), [0])
+    assert model.training and model.config._attn_implementation == "sdpa"
+
+
+def test_a_cache_that_cannot_be_handed_on_is_refused():
+    class Recurrent(decoding.DynamicLayer):
+        pass
+
+    cache = DynamicCache()
+    cache.layers = [Recurrent()]
+    with pytest.raises(ValueError, match=r"Recurrent.*rollout.engine: vllm"):
+        decoding.roomy(cache)
+
+
 def test_responses_share_a_row_until_they_part():
     """Rows 0, 0, 1 with tokens 7, 9, 5: row 0 branches. Then nothing branches and one row of three is not needed: they stay."""
-    parents, tokens, rows = _next_rows(torch.tensor([0, 0, 1]), torch.tensor([9, 7, 5]), 2)
+    parents, tokens, rows = _next_rows(torch.tensor([0, 0, 1]), torch.tensor([9, 7, 5]), 2, 10)
     assert (parents.tolist(), tokens.tolist(), rows.tolist()) == ([0, 0, 1], [7, 9, 5], [1, 0, 2])
-    parents, tokens, rows = _next_rows(torch.tensor([0, 3, 3, 2]), torch.tensor([4, 6, 6, 8]), 4)
+    parents, tokens, rows = _next_rows(torch.tensor([0, 3, 3, 2]), torch.tensor([4, 6, 6, 8]), 4, 10)
     assert parents is None and (tokens.tolist(), rows.tolist()) == ([4, 0, 8, 6], [0, 3, 3, 2])
-    parents, tokens, rows = _next_rows(torch.tensor([3, 3, 2]), torch.tensor([6, 6, 8]), 4)  # half is not needed
+    parents, tokens, rows = _next_rows(torch.tensor([3, 3, 2]), torch.tensor([6, 6, 8]), 4, 10)  # half is not needed
     assert (parents.tolist(), tokens.tolist(), rows.tolist()) == ([2, 3], [8, 6], [1, 1, 0])
 
 

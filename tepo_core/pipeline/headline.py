@@ -28,7 +28,8 @@ def show(root: Path) -> None:
         raise RecordError("reports/index.html: no report yet; run 'make repro'")
     table = Table(title=f"profile {about['profile']}, seeds {', '.join(map(str, about['seeds']))}")
     for name in ("task", "method", *COLUMNS.values()):
-        table.add_column(name, justify="left" if name in ("task", "method") else "right")
+        words = name in ("task", "method")
+        table.add_column(name, justify="left" if words else "right", no_wrap=words)
     for row in rows:
         table.add_row(row["task"], row["method"], *(cell(row, name) for name in COLUMNS))
     console = Console()

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tepo_core.files import sha256, write_json
+from tepo_core.files import mark_done, sha256
 from tepo_core.pipeline.stages import REPORT_PARTS, Run
 
 MIN_FREE_BYTES = 200 * 2**20
@@ -77,8 +77,7 @@ def complete(out: Path, run: Run) -> None:
         if json.loads(marker.read_text(encoding="utf-8")).get("ok") is not True:
             raise RecordError(f"{run.label}: done.json does not say ok, so the run is not complete")
     elif run.stage in ("prepare", "analyse"):
-        files = {name: sha256(out / name) for name in names}
-        write_json(marker, {"files": files, "ok": True, "stopped": None})
+        mark_done(out, names)
     else:
         raise RecordError(f"{run.label}: the notebook ran but left no done.json, so the run is not complete")
 

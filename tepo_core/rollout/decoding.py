@@ -1,4 +1,4 @@
-"""One token at a time on a CPU: a cache that is written in place, and attention that reads it where it lies.
+"""One token at a time: a cache that is written in place and, on a CPU, attention that reads it where it lies.
 
 transformers joins the cache and the new token into new tensors at every step and, when queries share keys and a mask is
 there, copies every key once more for each query head. With a tiny policy the two cost more than the model."""
@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 BLOCK = 32
 """Tokens by which a full buffer grows."""
 NAME = "tepo_decoding"
+PLAIN = {"llama", "mistral", "phi3", "qwen2", "qwen3"}
+"""``model_type`` of the architectures whose attention is nothing but softmax(q k / sqrt(d) + mask) v."""
 
 
 class RoomyLayer(DynamicLayer):
@@ -55,33 +57,50 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy(cache: DynamicCache) -> DynamicCache:
-    """The same cache, its plain layers written in place from now on. Sliding windows stay as they are."""
+    """The same cache, its plain layers written in place from now on. Sliding windows stay as they are.
+
+    Raises ``ValueError`` for layers of another kind (linear attention, hybrids): their state cannot be handed from one row
+    to another here."""
+    for layer in cache.layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ValueError(
+                f"the model's cache has a {type(layer).__name__}, which rollout.engine: transformers cannot sample with; "
+                "use rollout.engine: vllm, or a model with plain or sliding attention"
+            )
     cache.layers = [RoomyLayer(layer) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
-def is_plain(cache: DynamicCache) -> bool:
-    """Whether every layer sees every token."""
-    return all(type(layer) in (DynamicLayer, RoomyLayer) for layer in cache.layers)
+def is_plain(model: Any, cache: DynamicCache) -> bool:
+    """Whether every layer of a known architecture sees every token, by SDPA: one mask then serves all of them."""
+    known = model.config.model_type in PLAIN and model.config._attn_implementation in ("sdpa", NAME)
+    return known and all(type(layer) is RoomyLayer for layer in cache.layers)
 
 
 @contextmanager
 def decoding_attention(model: Any) -> Iterator[None]:
-    """Inside, a model that uses SDPA on a CPU attends by :func:`attention_forward`; any other is left as it is."""
-    if model.config._attn_implementation != "sdpa" or next(model.parameters()).device.type != "cpu":
+    """Inside, a known architecture that uses SDPA on a CPU attends by :func:`attention_forward`; any other is left as it is."""
+    config, device = model.config, next(model.parameters()).device
+    if config.model_type not in PLAIN or config._attn_implementation != "sdpa" or device.type != "cpu":
         yield
         return
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    config._attn_implementation = NAME
     try:
         yield
     finally:
-        model.set_attn_implementation("sdpa")
+        config._attn_implementation = "sdpa"
 
 
 def attention_forward(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None, **kwargs: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """SDPA's result for one query token. query [B, H, 1, D]; key, value [B, heads of keys, S, D], read where they lie.
 
@@ -95,4 +114,4 @@ def attention_forward(
     scores_BKGS = torch.matmul(query_BKGD, key.transpose(-1, -2))
     if attention_mask is not None:
         scores_BKGS.masked_fill_(attention_mask.logical_not(), -torch.inf)
-    return torch.matmul(scores_BKGS.softmax(-1), value).view(B, 1, H, D), None
+    return torch.matmul(scores_BKGS.softmax(-1), value).view(B, 1, H, value.shape[-1]), None

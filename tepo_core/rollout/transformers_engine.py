@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from tepo_core.logprobs import causal_model
-from tepo_core.rollout.decoding import NAME, decoding_attention, is_plain, roomy
+from tepo_core.rollout.decoding import decoding_attention, is_plain, roomy
 from tepo_core.rollout.types import Rollouts, SamplingParams
 from tepo_core.seeding import numpy_generator
 
@@ -40,11 +40,13 @@ class TransformersEngine:
         self.model.eval()
         result = Rollouts()
         step = max(1, self.batch_size // n)
-        with decoding_attention(causal_model(self.model)):
-            for start in range(0, len(prompts), step):
-                chunk = prompts[start : start + step]
-                result.extend(self._generate_chunk(chunk, n, params, seeds[start : start + step]), start)
-        self.model.train(was_training)
+        try:
+            with decoding_attention(causal_model(self.model)):
+                for start in range(0, len(prompts), step):
+                    chunk = prompts[start : start + step]
+                    result.extend(self._generate_chunk(chunk, n, params, seeds[start : start + step]), start)
+        finally:
+            self.model.train(was_training)
         return result
 
     def _generate_chunk(self, prompts: list[list[int]], n: int, params: SamplingParams, seeds: list[int]) -> Rollouts:
@@ -53,9 +55,11 @@ class TransformersEngine:
         uniforms_BT = _uniforms(seeds, n, steps).to(device) if not params.greedy else None
         logits_CV, cache, mask_CS = self._prefill(prompts, device)
         position_C, seen = mask_CS.sum(-1), mask_CS.shape[-1]
-        mask_CS = torch.cat([mask_CS, mask_CS.new_ones(len(prompts), steps)], dim=-1).bool()
-        # A mask that is given ready-made is not built at every step. Sliding windows need more than one.
-        ready = is_plain(cache) and causal_model(self.model).config._attn_implementation in ("sdpa", NAME)
+        # A mask that is given ready-made is not built at every step, and without padding none is needed.
+        plain, padded = is_plain(causal_model(self.model), cache), bool((mask_CS == 0).any())
+        mask_CS = torch.cat([mask_CS, mask_CS.new_ones(len(prompts), steps)], dim=-1)
+        if plain:
+            mask_CS = mask_CS.bool()[:, None, None]
         tokens_BT = torch.full((rows, steps), self.pad_id, dtype=torch.long, device=device)
         logprobs_BT = torch.zeros(rows, steps, device=device)
         entropies_BT = torch.zeros(rows, steps, device=device)
@@ -73,14 +77,14 @@ class TransformersEngine:
             alive, row_A, token_A = alive[~ends_A], row_A[~ends_A], token_A[~ends_A]
             if len(alive) == 0 or t + 1 == steps:
                 break
-            parents, token_C, row_A = _next_rows(row_A, token_A, len(position_C))
+            parents, token_C, row_A = _next_rows(row_A, token_A, *logits_CV.shape)
             if parents is not None:
                 cache.batch_select_indices(parents)
                 mask_CS, position_C = mask_CS[parents], position_C[parents]
             seen += 1
             output = self.model(
                 input_ids=token_C[:, None],
-                attention_mask=mask_CS[:, None, None, :seen] if ready else mask_CS[:, :seen],
+                attention_mask=mask_CS[..., :seen] if padded or not plain else None,
                 position_ids=position_C[:, None],
                 past_key_values=cache,
                 use_cache=True,
@@ -119,14 +123,16 @@ class TransformersEngine:
         return output.logits[:, -1].float(), roomy(cache), mask_PS
 
 
-def _next_rows(row_A: torch.Tensor, token_A: torch.Tensor, rows: int) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+def _next_rows(
+    row_A: torch.Tensor, token_A: torch.Tensor, rows: int, vocabulary: int
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """Rows of the cache for the next token, one for each different (row so far, token).
 
     Returns (parents, token_C, row_A): the old row of each new one, or None when the cache serves as it is; the token that
     each row takes in; the row of each response. Selecting copies the cache, so rows that nobody needs any more stay until
     a quarter of them is such."""
-    pair_U2, place_A = torch.stack([row_A, token_A], dim=1).unique(dim=0, return_inverse=True)
-    parent_U, token_U = pair_U2.unbind(1)
+    pair_U, place_A = (row_A * vocabulary + token_A).unique(return_inverse=True)
+    parent_U, token_U = pair_U // vocabulary, pair_U % vocabulary
     branches = bool((parent_U[1:] == parent_U[:-1]).any())  # pairs are sorted
     if branches or len(parent_U) < 0.75 * rows:
         return parent_U, token_U, place_A
