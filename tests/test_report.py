@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -218,6 +219,20 @@ def test_sensitivity_section_compares_variants_with_their_preset(html: str) -> N
     part = html[html.index('id="sensitivity"') : html.index('<section id="methods"')]
     assert "Choices in tepo_kl" in part and "tepo_kl_all" in part and "{kl: {mask: all}, entropy_test: null}" in part
     assert part.count("<figure") == 1 and "Choices that the papers leave open" in part
+
+
+def test_chance_note_counts_by_hand(study) -> None:
+    """One variant, four outcomes: [1, 2] and [-2, -1] exclude 0, [-1, 1] does not, one has no interval: 2 of 3, 0.15 by chance."""
+    intervals = {"accuracy": (1, 2), "curve_mean": (-2, -1), "pass_max": (-1, 1), "entropy_kept": (float("nan"), float("nan"))}
+    book = SimpleNamespace(
+        tasks=["facts"],
+        methods=["grpo", "tepo_kl", "tepo_kl_all"],
+        presets={"grpo": "grpo", "tepo_kl": "tepo_kl", "tepo_kl_all": "tepo_kl"},
+        pair=lambda task, method, against, metric: dict(zip(("low", "high"), intervals[metric], strict=True)),
+    )
+    note = sections.chance_note(book, study)
+    assert note.startswith("Of the 3 intervals") and "2 exclude 0; about 0 would" in note
+    assert sections.chance_note(book, study.model_copy(update={"variants": {}})) == ""
 
 
 def test_settings_show_every_parameter(html: str, study) -> None:

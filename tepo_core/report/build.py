@@ -146,6 +146,7 @@ def page_context(
         "sensitivity_figures": [f for f in figures if f["name"] == "sensitivity"],
         "tables": [t for t in shown if t is not None and t.rows],
         "sensitivity": sections.sensitivity(book, study),
+        "chance_note": sections.chance_note(book, study),
         "downloads": {**downloads, "headline": (analysis_dir / "headline.csv").read_text(encoding="utf-8")},
         "tokens": token_view(runs, book.tasks, root / "data" / "prepared"),
         "paper": sections.paper_table(root, book),

@@ -124,7 +124,28 @@ def sensitivity(book: Book, study: Study) -> list[Table]:
     return out
 
 
-SENSITIVITY = ("accuracy", "curve_mean", "pass_max", "entropy_kept", "clip", "mask")
+OUTCOMES = ("accuracy", "curve_mean", "pass_max", "entropy_kept")
+SENSITIVITY = (*OUTCOMES, "clip", "mask")
+
+
+def chance_note(book: Book, study: Study) -> str:
+    """How many of the intervals of outcomes exclude 0, and how many would if no choice mattered; empty without variants."""
+    pairs = [
+        book.pair(task, method, book.presets[method], metric)
+        for task in book.tasks
+        for method in book.methods
+        if method in study.variants and book.presets[method] in book.methods
+        for metric in OUTCOMES
+    ]
+    known = [p for p in pairs if p is not None and not pd.isna(p["low"])]
+    if not known:
+        return ""
+    apart = sum(p["low"] > 0 or p["high"] < 0 for p in known)
+    expected = (1 - study.analyse.confidence) * len(known)
+    return (
+        f"Of the {len(known)} intervals of accuracy, mean of the curve, pass@k and entropy kept, {apart} exclude 0; "
+        f"about {expected:.0f} would if no choice mattered."
+    )
 
 
 def paper_table(root: Path, book: Book) -> Table | None:
