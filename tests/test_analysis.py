@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pytest
 from run_factory import Truth, make_evaluation, make_run, make_runs, make_study
 
 from tepo_core import run_record
+from tepo_core.analysis import gains
 from tepo_core.analysis.credit import early_gradient, fact_table, rank_correlation
 from tepo_core.analysis.figures import FIGURES, draw_all, main, read_book
 from tepo_core.analysis.headline import answer, between, number
@@ -342,5 +344,46 @@ def test_times_to_use_the_other_methods_end(analysis) -> None:
 def test_answer_without_a_pair() -> None:
     class Nothing:
         reference, methods, tasks = "grpo", ["grpo"], ["facts"]
+        tables = {"gains": pd.DataFrame(columns=list(gains.COLUMNS))}
 
     assert answer(Nothing()) == ["No pair of methods shares a seed, so nothing can be compared."]
+
+
+def one_run(base, run):
+    """A run set with one run and its base: per-problem accuracies, one sample each."""
+
+    class Fixed:
+        def __init__(self, values):
+            self.values, self.splits = values, {"test": {}}
+
+        def counts(self, split):
+            return None, np.array(self.values), 1
+
+        def greedy(self, split):
+            return None
+
+    found = {"base": {0: Fixed(base)}, "grpo": {0: Fixed(run)}}
+    return SimpleNamespace(tasks=["noise"], methods=["base", "grpo"], evaluated=lambda task, method: found[method])
+
+
+def test_gain_of_a_single_run_has_an_interval_over_problems() -> None:
+    """40 of 100 problems go from wrong to right and 10 back: gain 0.3, and its standard error over problems is
+    sqrt((0.5 - 0.09) / 100) = 0.064, so the interval is about 0.3 -+ 1.96 x 0.064."""
+    base, run = [0] * 40 + [1] * 10 + [1] * 50, [1] * 40 + [0] * 10 + [1] * 50
+    (row,) = gains.gains_table(one_run(base, run), make_study()).to_dict("records")
+    assert (row["base"], row["run"], row["gain"], row["problems"]) == pytest.approx((0.6, 0.9, 0.3, 100))
+    assert row["low"] == pytest.approx(0.3 - 1.96 * 0.064, abs=0.015)
+    assert row["high"] == pytest.approx(0.3 + 1.96 * 0.064, abs=0.015)
+
+    class Book:
+        reference, methods, tasks = "grpo", ["grpo"], ["noise"]
+        tables = {"gains": pd.DataFrame([row])}
+
+    first, second = answer(Book())
+    assert first.startswith("No pair") and "right, its base policy 0.600: +0.300 [+0.1" in second and "100 problems alone" in second
+
+
+def test_gain_without_an_interval_where_there_is_none() -> None:
+    for base, run in (([0], [1]), ([0, 0, 0], [1, 1, 1])):
+        (row,) = gains.gains_table(one_run(base, run), make_study()).to_dict("records")
+        assert row["gain"] == 1 and row["low"] is None

@@ -70,7 +70,9 @@ def draw_all(book: Book, out: Path, names: Iterable[str]) -> list[dict]:
     return described
 
 
-TABLES = ("runs", "methods", "pairs", "evaluation", "times", "fell_by_surprise", "tokens_by_kind", "credit_prediction")
+TABLES = (
+    "runs", "methods", "pairs", "evaluation", "gains", "times", "fell_by_surprise", "tokens_by_kind", "credit_prediction",
+)  # fmt: skip
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:

@@ -103,7 +103,22 @@ def answer(book: Book) -> list[str]:
             elif decided(found) == "undecided":
                 text += "; more than a thousand seeds would be needed to show a difference this small"
             out.append(text + ".")
-    return out or ["No pair of methods shares a seed, so nothing can be compared."]
+    if not out:
+        out = ["No pair of methods shares a seed, so nothing can be compared.", *single_run_sentences(book.tables["gains"])]
+    return out
+
+
+def single_run_sentences(gains: pd.DataFrame) -> list[str]:
+    """For a study with one seed: what its runs gained on the problems they were asked, and what that does not say."""
+    rows = gains[gains["metric"] == "accuracy"]
+    if rows.empty or rows["seed"].nunique() != 1:
+        return []
+    return [
+        f"On {row.task}, the run of {row.method} answers {number(row.run)} of the samples on split {row.split} right, its base "
+        f"policy {number(row.base)}: {number(row.gain, sign=True)}{between(row.low, row.high, sign=True)}. With one seed the "
+        f"interval is over {row.problems} problems alone: it speaks of this run, not of the method."
+        for row in rows.itertuples()
+    ]
 
 
 def credit_sentences(book: Book) -> list[str]:

@@ -18,6 +18,7 @@ from tepo_core.analysis import tables as tab
 from tepo_core.analysis.claims import Verdict, claims_table, judge, load_claims
 from tepo_core.analysis.credit import credit_tables
 from tepo_core.analysis.figures import FIGURES, draw_all, read_tables
+from tepo_core.analysis.gains import gains_table
 from tepo_core.analysis.headline import answer, between, credit_sentences, headline_table, number, sentences
 from tepo_core.analysis.plotting import Book
 from tepo_core.analysis.runs import RunSet, load_runs
@@ -88,6 +89,7 @@ def analyse(study: Study, root: Path, out: Path | None = None, figures: Sequence
         "methods": tab.methods_table(table, runs, evaluation, study),
         "pairs": tab.pairs_table(table, runs, study, presets),
         "evaluation": evaluation,
+        "gains": gains_table(runs, study),
         "times": times_table(runs, study),
         "reliability": tab.reliability_table(table, runs, study),
         **tab.token_tables(runs),

@@ -127,6 +127,7 @@ def page_context(
     downloads = {path.stem: path.read_text(encoding="utf-8") for path in sorted((analysis_dir / "tables").glob("*.csv"))}
     shown = [
         tables.runs(book),
+        tables.gains(book),
         tables.evaluation(book),
         tables.pairs(book),
         tables.mechanism(book),

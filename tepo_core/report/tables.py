@@ -147,6 +147,23 @@ def runs(book: Book) -> Table:
     return table
 
 
+def gains(book: Book) -> Table:
+    """Every run against its own base policy."""
+    note = (
+        "Brackets: 95 % bootstrap over problems alone, base and run paired. They speak of one run and its base policy, "
+        "not of the method; with one seed they are all there is."
+    ).replace("95", f"{100 * book.study.analyse.confidence:.0f}")
+    names = ("task", "method", "seed", "split", "metric", "base", "run", "gain", "problems")
+    table = Table("gains", "Every run against its base", note, [(name, "") for name in names])
+    for row in book.tables["gains"].to_dict("records"):
+        words = [text_cell(row[name]) for name in ("task", "method")]
+        words += [Cell(str(row["seed"]), row["seed"]), text_cell(row["split"]), text_cell(row["metric"])]
+        both = {"gain": row["gain"], "gain_low": row["low"], "gain_high": row["high"]}
+        gained = interval_cell(both, "gain", sign=True, better=1)
+        table.rows.append([*words, number_cell(row["base"]), number_cell(row["run"]), gained, number_cell(row["problems"], 0)])
+    return table
+
+
 def evaluation(book: Book) -> Table:
     """Every policy on every split."""
     columns = [
