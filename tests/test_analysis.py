@@ -218,7 +218,7 @@ def test_one_answer_of_one_problem_changes_accuracy_everywhere_and_no_curve(
         (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
         run_record.finish(folder)
 
-    tables = {f"tables/{name}.csv" for name in ("runs", "methods", "pairs", "claims", "evaluation", "reliability")}
+    tables = {f"tables/{name}.csv" for name in ("runs", "methods", "pairs", "claims", "evaluation", "gains", "reliability")}
     other = {"headline.csv", "headline.json", "claims.json", "metrics.json", "analysis.json", "plots/pass_at_k.csv"}
     expected = tables | other | figure("final_accuracy", "pass_at_k")
     assert changed(root, study, analysis, tmp_path, edit) == expected
@@ -370,7 +370,7 @@ def test_gain_of_a_single_run_has_an_interval_over_problems() -> None:
     """40 of 100 problems go from wrong to right and 10 back: gain 0.3, and its standard error over problems is
     sqrt((0.5 - 0.09) / 100) = 0.064, so the interval is about 0.3 -+ 1.96 x 0.064."""
     base, run = [0] * 40 + [1] * 10 + [1] * 50, [1] * 40 + [0] * 10 + [1] * 50
-    (row,) = gains.gains_table(one_run(base, run), make_study()).to_dict("records")
+    (row,) = gains.gains_table(one_run(base, run), make_study(analyse={"bootstrap": 4000})).to_dict("records")
     assert (row["base"], row["run"], row["gain"], row["problems"]) == pytest.approx((0.6, 0.9, 0.3, 100))
     assert row["low"] == pytest.approx(0.3 - 1.96 * 0.064, abs=0.015)
     assert row["high"] == pytest.approx(0.3 + 1.96 * 0.064, abs=0.015)
