@@ -131,14 +131,16 @@ def credit_sentences(book: Book) -> list[str]:
             continue
         text = f"On {task}, decisive tokens are {100 * sum(share.values()) / len(share):.1f} % of all tokens"
         for name, words in (
-            ("gradient", "get between {} times their share of the gradient weight"),
-            ("clip", "and between {} times their share of the clipping"),
+            ("gradient", "get {} times their share of the gradient weight"),
+            ("clip", "and {} times their share of the clipping"),
         ):
             found = {m: book.level(task, m, f"{name}_focus") for m in share}
             found = {m: float(row["estimate"]) for m, row in found.items() if row is not None}
             if found:
                 low, high = min(found, key=found.get), max(found, key=found.get)
-                span = f"{number(found[low], 1)} ({low}) and {number(found[high], 1)} ({high})"
+                span = f"between {number(found[low], 1)} ({low}) and {number(found[high], 1)} ({high})"
+                if len(found) == 1:
+                    span = f"{number(found[low], 1)} ({low})"
                 text += (", " if name == "gradient" else " ") + words.format(span)
         out.append(text + ".")
     return out

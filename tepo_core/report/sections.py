@@ -26,12 +26,10 @@ def lead(study: Study, facts: dict[str, Any]) -> str:
     """What this study is and what it rests on, in a sentence or two."""
     tasks = "; ".join(f"{t}: {TASK_WORDS[t]}" if t in TASK_WORDS else t for t in facts["tasks"])
     seeds = len(study.seeds)
-    words = f"Profile {study.profile}: {len(study.methods)} methods, {seeds} seed{'s' if seeds > 1 else ''}, task {tasks}."
+    methods = f"{len(study.methods)} method{'s' if len(study.methods) > 1 else ''}"
+    words = f"Profile {study.profile}: {methods}, {seeds} seed{'s' if seeds > 1 else ''}, task {tasks}."
     if seeds < 2:
-        return (
-            words
-            + " With one seed there are no intervals, and nothing can be concluded; this profile shows that the plumbing works."
-        )
+        return f"{words} With one seed there is no interval over seeds, and nothing can be concluded about methods."
     confidence = f"{100 * study.analyse.confidence:g} %"
     return words + (
         f" Brackets after levels and gains: {confidence} hierarchical bootstrap over seeds and problems, "
