@@ -27,9 +27,9 @@ def gains_table(runs: RunSet, study: Study) -> pd.DataFrame:
     rows = []
     for task in runs.tasks:
         bases = runs.evaluated(task, BASE)
-        for method in runs.methods:
+        for method in (m for m in runs.methods if m != BASE):
             for seed, evaluated in runs.evaluated(task, method).items():
-                if method == BASE or seed not in bases:
+                if seed not in bases:
                     continue
                 for split, metric, base_P, run_P in _pairs(bases[seed], evaluated):
                     found = bootstrap_interval(

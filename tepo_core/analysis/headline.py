@@ -138,9 +138,9 @@ def credit_sentences(book: Book) -> list[str]:
             found = {m: float(row["estimate"]) for m, row in found.items() if row is not None}
             if found:
                 low, high = min(found, key=found.get), max(found, key=found.get)
-                span = f"between {number(found[low], 1)} ({low}) and {number(found[high], 1)} ({high})"
-                if len(found) == 1:
-                    span = f"{number(found[low], 1)} ({low})"
+                span = f"{number(found[low], 1)} ({low})"
+                if len(found) > 1:
+                    span = f"between {span} and {number(found[high], 1)} ({high})"
                 text += (", " if name == "gradient" else " ") + words.format(span)
         out.append(text + ".")
     return out

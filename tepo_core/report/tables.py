@@ -150,9 +150,9 @@ def runs(book: Book) -> Table:
 def gains(book: Book) -> Table:
     """Every run against its own base policy."""
     note = (
-        "Brackets: 95 % bootstrap over problems alone, base and run paired. They speak of one run and its base policy, "
-        "not of the method; with one seed they are all there is."
-    ).replace("95", f"{100 * book.study.analyse.confidence:.0f}")
+        f"Brackets: {100 * book.study.analyse.confidence:.0f} % bootstrap over problems alone, base and run paired. They speak of "
+        "one run and its base policy, not of the method; with one seed they are all there is."
+    )
     names = ("task", "method", "seed", "split", "metric", "base", "run", "gain", "problems")
     table = Table("gains", "Every run against its base", note, [(name, "") for name in names])
     for row in book.tables["gains"].to_dict("records"):
