@@ -5,7 +5,7 @@ PROFILE ?=
 BIN := $(abspath $(VENV))/bin
 # The stamp carries the lock's checksum: another lock, another stamp, a new install. File times say nothing in a clone.
 STAMP := $(abspath $(VENV))/.installed-$(shell cksum < requirements/lock.txt | tr -d ' ')
-TEPO := $(BIN)/python -m tepo_core.pipeline.cli
+TEPO := $(BIN)/python -m tepo_core.commands.cli
 export PATH := $(BIN):$(PATH)
 export TEPO_PYTHON := $(BIN)/python
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from harness import ROOT, machine, table, versions
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 SEEDS, UPDATES_A_ROLLOUT = 5, 8
 
 
@@ -53,7 +53,7 @@ def make(root: Path, runs: int, updates: int) -> None:
 
 def measure(root: Path, runs: int, updates: int) -> None:
     """Analyse once and print seconds and the peak of memory, MiB."""
-    from tepo_core.analysis.run import analyse
+    from tepo_core.analysis.stage import analyse
 
     start = time.perf_counter()
     analyse(study_of(runs, updates), root)

@@ -23,11 +23,11 @@ LIMIT_MEMORY, LIMIT_TIME = 1 / 8, 1.15  # of plain, on the CPU in float32
 def forward(name: str, options: argparse.Namespace):
     """(hidden, weight, targets) -> (log-probs, entropies)."""
     if name == "ours":
-        from tepo_core.logprobs import chosen_logprobs
+        from tepo_core.model.logprobs import chosen_logprobs
 
         return lambda h, w, t: chosen_logprobs(h, w, t, temperature=0.9, chunk=options.chunk)
     if name == "plain":
-        from tepo_core.logprobs import plain_logprobs
+        from tepo_core.model.logprobs import plain_logprobs
 
         return lambda h, w, t: plain_logprobs(h, w, t, temperature=0.9)
     if name == "trl":

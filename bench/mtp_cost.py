@@ -16,10 +16,10 @@ from collections.abc import Callable
 import torch
 
 from tepo_core.config import Policy
-from tepo_core.logprobs import sequence_logprobs
-from tepo_core.mtp import add_modules, logprobs_and_ahead
+from tepo_core.model.logprobs import sequence_logprobs
+from tepo_core.model.mtp import add_modules, logprobs_and_ahead
+from tepo_core.model.policy import build_tiny
 from tepo_core.objectives.methods import MiniBatchTotals, TokenBatch, resolve
-from tepo_core.policy import build_tiny
 from tepo_core.seeding import numpy_generator
 from tepo_core.tasks.tokenizer import build_tokenizer
 

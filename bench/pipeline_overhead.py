@@ -24,11 +24,11 @@ STAGES = {  # arguments of the stage, and its work as a call
     "prepare": ([], "from tepo_core.tasks.prepare import prepare as f; call = lambda: f(study, root)"),
     "warmup": (
         ["--task", "facts", "--seed", "0"],
-        "from tepo_core.supervised import warmup as f; call = lambda: f(study, 'facts', 0, root)",
+        "from tepo_core.training.warmup import warmup as f; call = lambda: f(study, 'facts', 0, root)",
     ),
     "evaluate_base": (
         ["--task", "facts", "--seed", "0"],
-        "from tepo_core.evaluate import evaluate_run as f; call = lambda: f(study, 'facts', 'base', 0, root)",
+        "from tepo_core.evaluation.stage import evaluate_run as f; call = lambda: f(study, 'facts', 'base', 0, root)",
     ),
 }
 WORK = """
@@ -63,7 +63,7 @@ def main() -> None:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
         shutil.copyfile(folder / "profiles" / "smoke.yaml", folder / "params.yaml")
         python = sys.executable
-        first, _ = run(folder, python, "-m", "tepo_core.pipeline.cli", "repro")
+        first, _ = run(folder, python, "-m", "tepo_core.commands.cli", "repro")
         rows = []
         for stage, (arguments, imports) in STAGES.items():
             whole, work = [], []
@@ -71,7 +71,7 @@ def main() -> None:
                 whole.append(run(folder, python, "-m", "tepo_core.pipeline.runner", stage, *arguments)[0])
                 work.append(float(run(folder, python, "-c", WORK.format(imports=imports))[1].split()[-1]))
             rows.append([stage, spread(whole), spread(work), f"{median(whole) - median(work):.3g}"])
-        nothing = {"dvc repro": ("-m", "dvc", "repro"), "tepo repro": ("-m", "tepo_core.pipeline.cli", "repro")}
+        nothing = {"dvc repro": ("-m", "dvc", "repro"), "tepo repro": ("-m", "tepo_core.commands.cli", "repro")}
         for name, command in nothing.items():
             seconds = []
             for _ in range(options.repetitions):

@@ -54,8 +54,8 @@ def base_policy(case: str, threads: int) -> Path:
     import torch
 
     from tepo_core.config import digest
-    from tepo_core.supervised import warmup
     from tepo_core.tasks.prepare import prepare
+    from tepo_core.training.warmup import warmup
 
     settings = study(case)
     parts = [part.model_dump() for part in (settings.policy, settings.warmup, settings.data)]
@@ -75,8 +75,8 @@ def coin(text: str) -> float:
 def ours(options: argparse.Namespace) -> None:
     import torch
 
-    from tepo_core.grading.grade import Grade, Outcome
-    from tepo_core.trainer import Trainer
+    from tepo_core.grading.types import Grade, Outcome
+    from tepo_core.training.trainer import Trainer
 
     class CoinGrader:
         def grade(self, *, golds, responses, truncated):

@@ -24,7 +24,7 @@ GROUP, LENGTH = 8, 48
 def worker(options: argparse.Namespace) -> None:
     import torch
 
-    from tepo_core.policy import load_policy
+    from tepo_core.model.policy import load_policy
     from tepo_core.rollout.transformers_engine import TransformersEngine
     from tepo_core.rollout.types import SamplingParams
     from tepo_core.tasks.problem import read_problems

@@ -22,8 +22,8 @@ def worker(options: argparse.Namespace) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from tepo_core.batching import micro_batches
-    from tepo_core.logprobs import sequence_logprobs
+    from tepo_core.model.batching import micro_batches
+    from tepo_core.model.logprobs import sequence_logprobs
     from tepo_core.rollout.transformers_engine import TransformersEngine
     from tepo_core.rollout.types import SamplingParams
 

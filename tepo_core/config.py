@@ -129,7 +129,7 @@ class Rollout(Strict):
 class Evaluate(Strict):
     """Evaluation of a policy: n samples a problem, unbiased pass@k for every k, and a greedy answer.
 
-    ``protocol: paper`` samples each set as the papers do (see :func:`tepo_core.evaluation.settings_for`)."""
+    ``protocol: paper`` samples each set as the papers do (see :func:`tepo_core.evaluation.samples.settings_for`)."""
 
     protocol: Literal["study", "paper"] = "study"
     splits: Annotated[list[str], Field(min_length=1)] = ["test", "long"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,3 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def mark_done(folder: Path, names: Iterable[str], stopped: str | None = None) -> None:
-    """Write ``done.json``, the last file of a run: hashes of the named files, and why it stopped early, if it did."""
-    hashes = {name: sha256(folder / name) for name in sorted(names)}
-    write_json(folder / "done.json", {"files": hashes, "ok": True, "stopped": stopped})

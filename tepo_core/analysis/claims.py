@@ -16,11 +16,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.analysis.runs import BASE, RunSet
 from tepo_core.analysis.statistics import Interval, paired_improvement, time_ratio
 from tepo_core.analysis.summaries import compare, level, primary_splits
 from tepo_core.analysis.times import times_to
 from tepo_core.config import ConfigError, Strict, Study, explain
+from tepo_core.runs.folder import BASE
+from tepo_core.runs.read import RunSet
 
 PASS, FAIL, INCONCLUSIVE, NOT_TESTED = "PASS", "FAIL", "INCONCLUSIVE", "NOT TESTED"
 VERDICTS = (PASS, FAIL, INCONCLUSIVE, NOT_TESTED)

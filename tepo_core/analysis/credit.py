@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from scipy import stats
 
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.analysis.runs import Run, RunSet
 from tepo_core.analysis.statistics import Interval, seed_interval
 from tepo_core.analysis.summaries import horizon, seed_values
+from tepo_core.runs.read import Run, RunSet
 
 EARLY = 0.3
 """Share of the rollouts whose recorded gradient counts as early: credit must come before the correction that it predicts."""

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from tepo_core.analysis.runs import BASE, Evaluation, RunSet
 from tepo_core.analysis.statistics import bootstrap_interval
 from tepo_core.analysis.summaries import split_metric
 from tepo_core.config import Study
+from tepo_core.runs.folder import BASE
+from tepo_core.runs.read import Evaluation, RunSet
 from tepo_core.seeding import numpy_generator
 
 COLUMNS = ("task", "method", "seed", "split", "metric", "base", "run", "gain", "low", "high", "problems")

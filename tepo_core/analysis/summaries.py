@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 
 from tepo_core.analysis import entropy as ent
 from tepo_core.analysis import stability as stab
-from tepo_core.analysis.metrics import KINDS, METRICS
-from tepo_core.analysis.runs import BASE, Evaluation, Run, RunSet
-from tepo_core.analysis.series import Series
+from tepo_core.analysis.metrics import METRICS
 from tepo_core.analysis.statistics import (
     Interval,
     TimeToTarget,
@@ -25,7 +23,11 @@ from tepo_core.analysis.statistics import (
     steps_to_target,
 )
 from tepo_core.config import Study
-from tepo_core.passk import pass_at_k
+from tepo_core.evaluation.passk import pass_at_k
+from tepo_core.runs.folder import BASE
+from tepo_core.runs.metrics import Series
+from tepo_core.runs.read import Evaluation, Run, RunSet
+from tepo_core.tasks.problem import TOKEN_KINDS
 
 CURVE = "greedy"
 """Validation curve that times to a target are read from; ``sample`` where a run has no greedy validation."""
@@ -148,12 +150,12 @@ def kind_shares(update: Series) -> dict[str, float | None]:
     updates."""
     row: dict[str, float | None] = {}
     for name in ("gradient", "tokens"):
-        for kind in KINDS:
+        for kind in TOKEN_KINDS:
             row[f"{name}_{kind}"] = update.total(f"{name}@{kind}")
     for name, column in (("entropy", "entropy_change"), ("clip", "clip"), ("mask", "mask")):
         sums = {
             kind: float(np.nansum(np.abs(update.num[f"{column}@{kind}"]))) if f"{column}@{kind}" in update else None
-            for kind in KINDS
+            for kind in TOKEN_KINDS
         }
         total = sum(v for v in sums.values() if v is not None)
         for kind, value in sums.items():

@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 
 from tepo_core.analysis import entropy as ent
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.analysis.runs import BASE, Evaluation, RunSet
-from tepo_core.analysis.series import Series
 from tepo_core.analysis.statistics import (
     SeedProblemBootstrap,
     bootstrap_interval,
@@ -30,6 +28,9 @@ from tepo_core.analysis.summaries import (
     split_metric,
 )
 from tepo_core.config import Study
+from tepo_core.runs.folder import BASE
+from tepo_core.runs.metrics import Series
+from tepo_core.runs.read import Evaluation, RunSet
 from tepo_core.seeding import numpy_generator
 
 TOKEN_COLUMNS = (

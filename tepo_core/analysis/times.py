@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from tepo_core.analysis.runs import RunSet
 from tepo_core.analysis.statistics import TimeToTarget, restricted_mean_time, time_ratio
 from tepo_core.analysis.summaries import horizon, time_to, validation_curve
 from tepo_core.analysis.tables import reference_method
 from tepo_core.config import Study
+from tepo_core.runs.read import RunSet
 
 
 def final_level(runs: RunSet, task: str, method: str, seed: int) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tepo_core.grading.code_sandbox import Limits, Result, run_program
 from tepo_core.grading.extract import after_reasoning
-from tepo_core.grading.grade import Grade, GradingError, Outcome, check_batch
+from tepo_core.grading.types import Grade, GradingError, Outcome, check_batch
 
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 # A limit other than time is no verdict of the tests: the sandbox stopped the program.

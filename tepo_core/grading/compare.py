@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from tepo_core.grading.constants import constant, constant_verdict
+from tepo_core.grading.exact import canonical_integer
 from tepo_core.grading.extract import Answer
-from tepo_core.grading.grade import canonical_integer
 
 MAX_CHARACTERS = 10_000  # a longer answer is not parsed
 MAX_QUICK = 1_000  # a longer one is only compared as an integer and as text by the fast paths

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tepo_core.grading.grade import boxes, last_boxed
+from tepo_core.grading.boxes import boxes, last_boxed
 
 ANCHOR = re.compile(r"(?i)answer(?:\s+(?:is|are)\b)?\s*[:=]?\s*")
 _SENTENCE_END = re.compile(r"\.(?=\s+[A-Z]|\s*$)|\n")

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from tepo_core.grading.compare import MAX_CHARACTERS, quick_verdict
 from tepo_core.grading.extract import Answer, gold_answer, lenient_answer, strict_answer
-from tepo_core.grading.grade import Grade, GradingError, Outcome, check_batch
 from tepo_core.grading.pool import Item, Pool
+from tepo_core.grading.types import Grade, GradingError, Outcome, check_batch
 
 
 class MathGrader:

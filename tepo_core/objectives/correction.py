@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tepo_core.objectives.ratios import exp_ratio, response_mean
 
-KINDS = ("none", "token", "sequence")
+CORRECTIONS = ("none", "token", "sequence")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def off_policy_correction(
     exponential has no useful range on long responses. Sums: mismatch (|l - l_sampler|), mismatch_kl (k3 estimate of
     KL(sampler || trainer)), correction (w), correction_sq, correction_capped (tokens with w > cap).
     Raises ValueError for an unknown kind or cap < 1."""
-    if kind not in KINDS:
-        raise ValueError(f"importance_correction = {kind!r}; allowed: {', '.join(KINDS)}")
+    if kind not in CORRECTIONS:
+        raise ValueError(f"importance_correction = {kind!r}; allowed: {', '.join(CORRECTIONS)}")
     if not cap >= 1:
         raise ValueError(f"importance_cap = {cap}; allowed: a number >= 1 (a weight of 1 means no mismatch)")
     with torch.no_grad():

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tepo_core.objectives.registry import Method
+from tepo_core.objectives.method import Method
 from tepo_core.objectives.types import MiniBatchTotals, TokenBatch
 from tepo_core.seeding import torch_generator
 

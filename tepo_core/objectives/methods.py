@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tepo_core.objectives.method import Method, Preset
 from tepo_core.objectives.options import ClipCov, Clipped, Common, KLCov, SoftGate, Weighted
 from tepo_core.objectives.ratios import block_ratio, power_mean_ratio, sequence_ratio, sequence_token_ratio, token_ratio
-from tepo_core.objectives.registry import PRESETS, Method, Preset, register, resolve
+from tepo_core.objectives.registry import PRESETS, register, resolve
 from tepo_core.objectives.surrogates import (
     Surrogate,
     geometric_clip,

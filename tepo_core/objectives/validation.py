@@ -10,7 +10,7 @@ from torch import Tensor
 from tepo_core.objectives.types import BatchError, NonFiniteError, TokenBatch
 
 if TYPE_CHECKING:
-    from tepo_core.objectives.registry import Method
+    from tepo_core.objectives.method import Method
 
 ONE_ADVANTAGE = {"sequence", "power_mean"}
 

@@ -7,7 +7,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from tepo_core.pipeline.normalise import NotebookNode
+from tepo_core.pipeline.notebooks import NotebookNode
 
 # They only hand values on; every value is itself a parameter that the stage depends on.
 PLUMBING = ("tepo_core.config", "tepo_core.progress", "tepo_core.pipeline", "tepo_core.integrations")

@@ -23,8 +23,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from jupyter_client.utils import run_sync
 
-from tepo_core.pipeline import host
-from tepo_core.pipeline.normalise import (
+from tepo_core.pipeline.notebooks import (
     KERNELSPEC,
     NotebookNode,
     check_parameters,
@@ -34,6 +33,7 @@ from tepo_core.pipeline.normalise import (
     read_notebook,
     to_text,
 )
+from tepo_core.pipeline.spare import has_spare, take_spare
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 KERNEL_ARGUMENTS = [
@@ -57,7 +57,7 @@ class SpareProvisioner(LocalProvisioner):
     """Starts a kernel in the process that the host forked for it."""
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
-        self.process, host.spare = host.spare, None
+        self.process = take_spare()
         module = cmd.index("-m")
         # jupyter_client's own launcher says this in the environment, which ipykernel reads when it is imported
         parent = f"--IPKernelApp.parent_handle={os.getpid()}"
@@ -79,7 +79,7 @@ class Kernel:
         self.manager._kernel_spec = KernelSpec(
             argv=argv, display_name="Python 3", language="python", metadata={"supported_encryption": ["curve"]}
         )
-        if host.spare is not None:
+        if has_spare():
             self.manager.provisioner = SpareProvisioner(
                 kernel_id="spare", kernel_spec=self.manager.kernel_spec, parent=self.manager
             )

@@ -1,7 +1,7 @@
 """A process that has imported everything once and forks a runner, with its kernel, for each stage.
 
 Importing torch and transformers takes longer than many a stage works. ``tepo repro`` names a folder in the environment
-(:data:`HOST`); the first stage that needs a kernel starts this process there (:mod:`tepo_core.pipeline.stage`), and it ends with
+(:data:`HOST`); the first stage that needs a kernel starts this process there (:mod:`tepo_core.pipeline.launch`), and it ends with
 ``tepo repro``. Without it, in a plain ``dvc repro``, each stage starts its own interpreters; the results are the same.
 
 A connection carries one stage: file descriptors 0 to 2 and a JSON line with arguments, environment and folder come in, the PID of
@@ -15,14 +15,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tepo_core.pipeline.spare import become, exit_code, fork_spare
 
 HOST = "TEPO_HOST"  # environment variable: the folder of the socket
 SOCKET = "socket"
@@ -35,7 +35,6 @@ MODULES = (
     "ipykernel.kernelapp", "tepo_core.pipeline.execute",
 )  # fmt: skip
 
-spare: Spare | None = None  # in a forked runner: the process that will be its kernel
 
 
 def socket_place() -> str:
@@ -50,92 +49,14 @@ def can_host(device: str, folder: str = "") -> bool:
     return sys.platform == "linux" and short and (device == "cpu" or not Path("/dev/nvidiactl").exists())
 
 
-class Spare:
-    """A process forked while its parent had no threads yet, that waits to be told what to run.
-
-    Has as much of :class:`subprocess.Popen` as jupyter_client and :mod:`tepo_core.pipeline.execute` use. It leads a session of its
-    own, and ends when its parent ends before having told it anything."""
-
-    stdin = stdout = stderr = None
-
-    def __init__(self, main: Callable[[], Any]) -> None:
-        reading, self._writing = os.pipe()
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid:
-            os.close(reading)
-            return
-        os.close(self._writing)
-        os.setsid()
-        with os.fdopen(reading) as pipe:
-            text = pipe.read()
-        code = 0
-        if text:
-            _become(json.loads(text))
-            code = _exit_code(main)
-        os._exit(code)
-
-    def start(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
-        """Let it run ``main`` with these arguments, environment and folder."""
-        with os.fdopen(self._writing, "w") as pipe:
-            json.dump({"argv": argv, "env": env, "cwd": cwd}, pipe)
-
-    def poll(self) -> int | None:
-        """Exit code as Popen counts it (negative: the signal), or None while it runs."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Exit code; raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
-            if end is not None and time.monotonic() >= end:
-                raise subprocess.TimeoutExpired("kernel", timeout)
-            time.sleep(0.01)
-        return self.returncode
-
-    def send_signal(self, signum: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signum)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
-def _become(request: dict[str, Any]) -> None:
-    """Take over arguments, environment and folder of a request."""
-    os.environ.clear()
-    os.environ.update(request["env"])
-    os.chdir(request["cwd"])
-    sys.argv = request["argv"]
 
 
-def _exit_code(main: Callable[[], Any]) -> int:
-    """Call ``main`` and say what the interpreter would have ended with."""
-    try:
-        code = main()
-    except SystemExit as end:
-        code = end.code
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code if isinstance(code, int) else 0
 
 
 def _run(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
     """In the forked runner: one stage, from its arguments to its exit code."""
-    global spare
     from tepo_core.pipeline import kernel, runner
 
     os.setsid()  # a Ctrl-C reaches the client, which passes it on
@@ -143,8 +64,8 @@ def _run(connection: socket.socket, request: dict[str, Any], descriptors: list[i
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    _become(request)
-    spare = Spare(kernel.main)
+    become(request)
+    fork_spare(kernel.main)
     try:
         connection.sendall(f"{os.getpid()}\n".encode())
     except OSError:
@@ -155,7 +76,7 @@ def _run(connection: socket.socket, request: dict[str, Any], descriptors: list[i
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-    return _exit_code(lambda: runner.main(request["argv"][1:], hosted=True))
+    return exit_code(lambda: runner.main(request["argv"][1:], hosted=True))
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -133,7 +133,7 @@ def orphans(root: Path) -> list[psutil.Process]:
             elif "tepo_core.pipeline.host" in line:  # the host, its runners and their kernels: none outlives 'tepo repro'
                 lost = not psutil.pid_exists(int(line[line.index("tepo_core.pipeline.host") + 2]))
             else:
-                ours = "tepo_core.pipeline.runner" in line or "tepo_core.pipeline.stage" in line
+                ours = "tepo_core.pipeline.runner" in line or "tepo_core.pipeline.launch" in line
                 lost = ours and "DVC_STAGE" in process.environ() and not any(map(is_dvc, parents))
             if lost:
                 found.append(process)

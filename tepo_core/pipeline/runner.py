@@ -1,6 +1,6 @@
 """Runs one stage: checks its inputs, executes its notebook in a fresh kernel, and puts the results in place at the end.
 
-``bin/stage train --task facts --method grpo --seed 0`` is what DVC starts; it comes here through :mod:`tepo_core.pipeline.stage`.
+``bin/stage train --task facts --method grpo --seed 0`` is what DVC starts; it comes here through :mod:`tepo_core.pipeline.launch`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from tepo_core.config import ConfigError, Study, find_root
-from tepo_core.pipeline.kernel import PRELOAD
-from tepo_core.pipeline.processes import LockError, end_with_dvc, run_lock
-from tepo_core.pipeline.records import (
+from tepo_core.pipeline.inputs import (
     RecordError,
     check_inputs,
     check_space,
@@ -29,19 +27,21 @@ from tepo_core.pipeline.records import (
     put_in_place,
     record_timing,
 )
+from tepo_core.pipeline.kernel import PRELOAD
+from tepo_core.pipeline.parameters import load_normalised, load_validated
+from tepo_core.pipeline.processes import LockError, end_with_dvc, run_lock
 from tepo_core.pipeline.stages import AXES, FROZEN, OUT, PARAMS, Run, StageError, check_run
-from tepo_core.pipeline.validate import load_normalised, load_validated
 from tepo_core.progress import CHANNEL, duration
 
 # What each stage's notebook imports: the kernel starts on it before the notebook does.
 MODULES = {
     "prepare": "tepo_core.tasks.prepare",
-    "warmup": "tepo_core.supervised",
-    "train": "tepo_core.trainer",
-    "evaluate": "tepo_core.evaluate",
-    "evaluate_base": "tepo_core.evaluate",
-    "analyse": "tepo_core.analysis.run",
-    "report": "tepo_core.report.build",
+    "warmup": "tepo_core.training.warmup",
+    "train": "tepo_core.training.trainer",
+    "evaluate": "tepo_core.evaluation.stage",
+    "evaluate_base": "tepo_core.evaluation.stage",
+    "analyse": "tepo_core.analysis.stage",
+    "report": "tepo_core.report.stage",
 }
 
 
@@ -158,7 +158,7 @@ def follow(path: Path) -> Iterator[None]:
 
 def normalise_stage(root: Path) -> None:
     """Validate ``params.yaml`` and write ``build/``, which the other stages depend on."""
-    from tepo_core.pipeline.build import write_build
+    from tepo_core.pipeline.normalise import write_build
 
     write_build(root, load_validated(root / "params.yaml"))
 
@@ -180,7 +180,7 @@ def guarded(action: object, *arguments: object) -> int:
         code = 143 if isinstance(error, Stopped) else 130
         return _say("stopped: nothing half-made was kept; the same command goes on where this one ended", code)
     except Exception as error:
-        from tepo_core.pipeline.normalise import NotebookError
+        from tepo_core.pipeline.notebooks import NotebookError
 
         if isinstance(error, (ConfigError, StageError, LockError, RecordError, RunFailed, NotebookError)):
             return _say(f"error: {error}", 1)

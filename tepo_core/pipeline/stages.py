@@ -1,6 +1,6 @@
 """The stages of the pipeline: which runs a study has, where each writes, and what it reads.
 
-Light on purpose (nothing but the standard library): the command line and the runner start fast.
+Light on purpose (nothing but the standard library and modules that are): the command line and the runner start fast.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tepo_core.runs.folder import BASE, run_name
 
 if TYPE_CHECKING:
     from tepo_core.config import Study
@@ -37,7 +39,6 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
                "analyse", "report", "compute"),
 }  # fmt: skip
 REPORT_PARTS = ("index.html", "notebooks", "provenance.json")
-BASE = "base"
 OUT = "TEPO_OUT"  # environment variable: where the notebook of a stage writes; set by the runner, read by its notebook
 
 
@@ -75,10 +76,9 @@ class Run:
     @property
     def name(self) -> str:
         """Folder name: ``facts-grpo-s0``; the base policy's evaluation is ``facts-base-s0``; empty without axes."""
-        method = BASE if self.stage == "evaluate_base" else self.method
-        return "-".join(
-            str(part) for part in (self.task, method, None if self.seed is None else f"s{self.seed}") if part
-        )
+        if self.task is None or self.seed is None:
+            return ""
+        return run_name(self.task, self.seed, BASE if self.stage == "evaluate_base" else self.method)
 
     @property
     def label(self) -> str:
@@ -105,7 +105,7 @@ class Run:
             return []
         if self.stage == "report":
             return [Run("analyse").folder]
-        data = Run("prepare").folder / f"{self.task}-s{self.seed}"
+        data = Run("prepare").folder / run_name(self.task, self.seed)
         before = {
             "warmup": [],
             "train": [Run("warmup", self.task, seed=self.seed).folder],

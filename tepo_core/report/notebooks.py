@@ -12,7 +12,8 @@ from nbconvert import HTMLExporter
 from nbconvert.filters import Highlight2HTML
 from pygments.formatters import HtmlFormatter
 
-from tepo_core.report.methods import mathml
+from tepo_core.report.method_cards import mathml
+from tepo_core.runs.folder import NOTEBOOK, RUN_KINDS
 
 HERE = Path(__file__).parent
 HEADING = re.compile(r'<h([1-3]) id="([^"]*)">(.*?)(?:<a class="anchor-link".*?</a>)?</h\1>', re.DOTALL)
@@ -38,9 +39,9 @@ def executed_notebooks(root: Path, wanted: dict[str, set[str]]) -> list[Page]:
     for stage, path in (("prepare", root / "data" / "prepared" / "notebook.ipynb"),):
         if path.is_file():
             pages.append(Page(stage, "", path, f"{stage}.html"))
-    for stage in ("warmup", "train", "evaluate"):
+    for stage in RUN_KINDS:
         for name in sorted(wanted.get(stage, ())):
-            path = root / "runs" / stage / name / "notebook.ipynb"
+            path = root / "runs" / stage / name / NOTEBOOK
             if path.is_file():
                 pages.append(Page(stage, name, path, f"{stage}-{name}.html"))
     path = root / "reports" / "analysis" / "notebook.ipynb"

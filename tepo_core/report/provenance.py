@@ -15,6 +15,7 @@ from typing import Any
 
 from tepo_core.config import Study, digest
 from tepo_core.files import sha256
+from tepo_core.tasks.data import data_folder
 
 PACKAGES = (
     "torch",
@@ -71,9 +72,9 @@ def data_hashes(root: Path, study: Study) -> dict[str, str]:
     found = {}
     for task in study.tasks:
         for seed in study.seeds:
-            path = root / "data" / "prepared" / f"{task}-s{seed}" / "manifest.json"
+            path = data_folder(root, task, seed) / "manifest.json"
             if path.is_file():
-                found[f"{task}-s{seed}"] = sha256(path)[:16]
+                found[path.parent.name] = sha256(path)[:16]
     return found
 
 

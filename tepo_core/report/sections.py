@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from tepo_core.analysis.headline import between, number
+from tepo_core.analysis.answer import between, number
+from tepo_core.analysis.book import Book
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.analysis.plotting import Book
 from tepo_core.config import ARITHMETIC_TASKS, Study
+from tepo_core.report.published import our_cells, published_table, read_published
 from tepo_core.report.tables import Table, frame_table, interval_cell, text_cell
-from tepo_core.tasks.published import our_cells, published_table, read_published
+from tepo_core.tasks.data import data_folder
 
 TASK_WORDS = {
     "facts": "chained arithmetic mod 10 with planted wrong facts that RL must correct from the final answer alone",
@@ -168,7 +169,7 @@ def data_tables(root: Path, study: Study) -> list[Table]:
     counts, overlaps = [], []
     for task in study.tasks:
         for seed in study.seeds:
-            folder = root / "data" / "prepared" / f"{task}-s{seed}"
+            folder = data_folder(root, task, seed)
             if not (folder / "manifest.json").is_file():
                 continue
             manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

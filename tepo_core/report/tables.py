@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from tepo_core.analysis.headline import between, number
+from tepo_core.analysis.answer import between, number
+from tepo_core.analysis.book import Book, with_base
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.analysis.plotting import Book, with_base
-from tepo_core.analysis.runs import BASE
+from tepo_core.runs.folder import BASE
 
 
 @dataclass(frozen=True)

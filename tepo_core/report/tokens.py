@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from tepo_core.analysis.runs import RunSet
+from tepo_core.runs.folder import run_name
+from tepo_core.runs.read import RunSet
 
 FIELDS = ("entropy", "entropy_change", "ratio", "advantage", "mask", "clipped", "gradient")
 """What tokens can be shaded by. ``entropy`` is that of the sampling policy."""
@@ -30,7 +31,7 @@ def token_view(runs: RunSet, tasks: Iterable[str], data: Path) -> list[dict]:
     for task in tasks:
         for method in runs.methods:
             for seed, run in runs.of(task, method).items():
-                found = _of_run(run.folder, data / f"{task}-s{seed}" / "train.jsonl")
+                found = _of_run(run.folder, data / run_name(task, seed) / "train.jsonl")
                 if found:
                     shown += [{"task": task, "method": method, "seed": seed, **view} for view in found]
                     break  # one seed is enough to look at

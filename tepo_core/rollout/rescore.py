@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tepo_core.batching import micro_batches
-from tepo_core.logprobs import sequence_logprobs
+from tepo_core.model.batching import micro_batches
+from tepo_core.model.logprobs import sequence_logprobs
 from tepo_core.rollout.types import Rollouts
 
 

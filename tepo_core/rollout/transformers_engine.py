@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from tepo_core.logprobs import causal_model
+from tepo_core.model.logprobs import causal_model
 from tepo_core.rollout.decoding import decoding_attention, is_plain, roomy
 from tepo_core.rollout.types import Rollouts, SamplingParams
 from tepo_core.seeding import numpy_generator

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from tepo_core.logprobs import LogprobError, causal_model, sequence_logprobs
+from tepo_core.model.logprobs import LogprobError, causal_model, sequence_logprobs
 from tepo_core.rollout.types import Rollouts, SamplingParams
 from tepo_core.rollout.vllm_process import ALTERNATIVE, EngineError, WorkerProcess
 from tepo_core.seeding import derive_seed, numpy_generator, torch_generator

@@ -25,7 +25,6 @@ from tepo_core.seeding import numpy_generator
 from tepo_core.tasks.problem import Problem
 
 SIGNS = "+-"
-KINDS = ("decisive", "digit", "copied", "format")
 RL_TERMS = (3, 5)
 LONG_TERMS = (6, 7)
 WARMUP_TERMS = (2, 7)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tepo_core.grading.grade import canonical_integer, last_boxed
+from tepo_core.grading.boxes import last_boxed
+from tepo_core.grading.exact import canonical_integer
 from tepo_core.tasks import code_benchmarks
 from tepo_core.tasks.benchmark_table import Benchmark, lookup
 from tepo_core.tasks.problem import DataError, Problem

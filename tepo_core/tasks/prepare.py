@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Study
 from tepo_core.files import sha256, write_json
 from tepo_core.seeding import numpy_generator
 from tepo_core.tasks import arithmetic
-from tepo_core.tasks.benchmark_table import lookup
 from tepo_core.tasks.contamination import Contamination, remove_overlap
+from tepo_core.tasks.data import data_folder
 from tepo_core.tasks.math_benchmarks import load_benchmark
-from tepo_core.tasks.problem import DataError, Problem, read_problems, write_problems
+from tepo_core.tasks.problem import Problem, read_problems, write_problems
 
 SPLITS = ("train", "validation", "test", "long")
 
@@ -49,8 +48,6 @@ class Prepared:
         return pd.DataFrame(rows)
 
 
-def data_folder(root: Path, task: str, seed: int) -> Path:
-    return root / "data" / "prepared" / f"{task}-s{seed}"
 
 
 def prepare(study: Study, root: Path, out: Path | None = None) -> Prepared:
@@ -60,7 +57,7 @@ def prepare(study: Study, root: Path, out: Path | None = None) -> Prepared:
     evaluation = {name: load_benchmark(name, study.data.benchmarks_dir) for name in study.data.eval_sets}
     for task in study.tasks:
         for seed in study.seeds:
-            folder = out / f"{task}-s{seed}"
+            folder = out / data_folder(root, task, seed).name
             folder.mkdir(parents=True, exist_ok=True)
             make = _prepare_arithmetic if task in ARITHMETIC_TASKS else _prepare_benchmark
             manifests[folder.name] = make(study, task, seed, folder, evaluation)
@@ -157,34 +154,7 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def load_split(folder: Path, split: str) -> list[Problem]:
-    """Read a prepared split and check it against the manifest.
-
-    Raises :class:`DataError` when the file is missing, was changed after ``prepare``, or the manifest does not know it."""
-    manifest_path, path = folder / "manifest.json", folder / f"{split}.jsonl"
-    if not manifest_path.is_file():
-        raise DataError(f"{manifest_path}: no such file; run 'dvc repro prepare' to make the data")
-    manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-    if path.name not in manifest["sha256"]:
-        known = ", ".join(sorted(name.removesuffix(".jsonl") for name in manifest["sha256"] if name.endswith(".jsonl")))
-        raise DataError(f"{folder.name} has no split {split!r}; allowed: {known}")
-    problems = read_problems(path)
-    if sha256(path) != manifest["sha256"][path.name]:
-        raise DataError(
-            f"{path}: changed since 'prepare' wrote it (its hash differs from manifest.json); "
-            "remove the folder and run 'dvc repro prepare'"
-        )
-    return problems
 
 
-def load_facts(folder: Path) -> dict[str, arithmetic.Fact]:
-    """The planted facts of a data set; empty where the task plants none."""
-    path = folder / "facts.json"
-    if not path.is_file():
-        return {}
-    return {key: arithmetic.Fact(**fact) for key, fact in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def grader_kind(name: str) -> str:
-    """Which grader the answers of a task or evaluation set need (see :func:`tepo_core.grading.grade.make_grader`)."""
-    return "exact" if name in ARITHMETIC_TASKS else lookup(name).kind

@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+TOKEN_KINDS = ("decisive", "digit", "copied", "format")
+"""Kinds of tokens that a task may know (:func:`tepo_core.tasks.data.knows_tokens`): the digits whose fact is planted wrong, other
+digits that are computed, what is copied from the prompt or the step before, and the rest."""
+
 
 class DataError(ValueError):
     """A data file is missing, damaged, or does not hold what it should."""

@@ -5,21 +5,17 @@ Started by ``make test-browser``; skipped where no Chromium is installed."""
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from chrome import Chrome, find_chromium
+from report_pages import make_notebook
+from run_factory import Truth, make_runs, make_study
+
+from tepo_core.analysis.stage import analyse
+from tepo_core.report.stage import build_report
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
-
-from chrome import Chrome, find_chromium  # noqa: E402
-from run_factory import Truth, make_runs, make_study  # noqa: E402
-from test_report import make_notebook  # noqa: E402
-
-from tepo_core.analysis.run import analyse  # noqa: E402
-from tepo_core.report.build import build_report  # noqa: E402
-
 BINARY = find_chromium()
 pytestmark = [
     pytest.mark.browser,

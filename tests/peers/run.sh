@@ -15,6 +15,5 @@ for name in "$@"; do
         cp "$wanted" "$folder/built-from.txt"
     fi
     echo "== parity with $name"
-    # importlib mode: with tests/ on the path, its folders would look like packages (vllm, say) to the peers
-    PYTHONPATH=.:tests/peers "$folder/bin/python" -m pytest --import-mode=importlib -m peers "tests/peers/test_$name.py"
+    PYTHONPATH=.:tests/support:tests/peers "$folder/bin/python" -m pytest --import-mode=importlib -m peers "tests/peers/test_$name.py"
 done

@@ -13,8 +13,8 @@ pytest.importorskip("verl", reason="run by tests/peers/run.sh verl, in an enviro
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, kl_penalty
 from verl_losses import PAPER, RECORD, actor_config, measure, plain_batch, verl_gradient
 
-from tepo_core.advantages import compute_advantages
 from tepo_core.config import ConfigError
+from tepo_core.credit.group import compute_advantages
 from tepo_core.objectives.invariance import chunks, minibatch_gradient, random_batch, relative_error
 from tepo_core.objectives.methods import MiniBatchTotals, TokenBatch, resolve
 from tepo_core.objectives.penalties import kl_estimate

@@ -18,7 +18,7 @@ from verl.workers.config import ActorConfig
 from tepo_core.objectives.invariance import chunks, random_batch, relative_error
 from tepo_core.objectives.methods import TokenBatch, resolve
 
-RECORD = Path(__file__).with_name("verl_invariance.json")
+RECORD = Path(__file__).parents[2] / "data" / "verl_invariance.json"
 CASE = {"responses": 32, "longest": 300, "dtype": torch.float32}
 PAPER = {  # our preset -> verl's loss, aggregation and the settings of the method's paper
     "grpo": ("vanilla", "seq-mean-token-mean", {}),

@@ -11,34 +11,19 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from vllm_model import EOS, PROMPTS, VOCABULARY, start, tiny_model
 
 from tepo_core.rollout.rescore import rescore
 from tepo_core.rollout.transformers_engine import TransformersEngine
 from tepo_core.rollout.types import SamplingParams
-from tepo_core.rollout.vllm_engine import EngineError, VllmEngine
+from tepo_core.rollout.vllm_engine import EngineError
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[2]
-EOS, VOCABULARY = 2, 25
 
 
-def tiny_model(tied=True, seed=0):
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, intermediate_size=384, max_position_embeddings=128, tie_word_embeddings=tied,
-    )
-    model = Qwen3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(5.0)
-    return model
 
 
-def start(model, python, **options):
-    return VllmEngine(model, eos_ids=[EOS], pad_id=0, context=128, temperature=0.7, python=python, **options)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +48,6 @@ def gaps(a, b):
     return np.abs(np.concatenate(a) - np.concatenate(b))
 
 
-PROMPTS = [[3, 4, 5, 3 + i % 20, 3 + i % 7] for i in range(32)]
 
 
 def test_sampled_logprobs_agree_with_the_trainers(tied):
@@ -251,8 +235,8 @@ def test_a_worker_that_dies_is_reported_and_close_leaves_nothing(vllm_python, mo
 
 TRAINER = """
 import sys
-sys.path[:0] = [{root!r}, {here!r}]
-from test_vllm_engine import PROMPTS, start, tiny_model
+sys.path[:0] = [{root!r}, {support!r}]
+from vllm_model import PROMPTS, start, tiny_model
 from tepo_core.rollout.types import SamplingParams
 engine = start(tiny_model(), {python!r})
 print(engine.worker.process.pid, engine.folder, flush=True)
@@ -262,7 +246,7 @@ while True:
 
 
 def test_the_worker_ends_when_the_trainer_is_killed_while_sampling(vllm_python):
-    script = TRAINER.format(root=str(ROOT), here=str(Path(__file__).parent), python=vllm_python)
+    script = TRAINER.format(root=str(ROOT), support=str(Path(__file__).parents[1] / "support"), python=vllm_python)
     trainer = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

@@ -5,11 +5,12 @@ import json
 import pytest
 from tiny import tiny_study
 
-from tepo_core.evaluate import evaluate_run
-from tepo_core.run_record import metrics_frame, read_metrics, run_folder
-from tepo_core.supervised import warmup
+from tepo_core.evaluation.stage import evaluate_run
+from tepo_core.runs.folder import run_folder
+from tepo_core.runs.metrics import read_metrics
 from tepo_core.tasks.prepare import prepare
-from tepo_core.trainer import Trainer
+from tepo_core.training.trainer import Trainer
+from tepo_core.training.warmup import warmup
 
 pytestmark = pytest.mark.vllm
 
@@ -30,11 +31,11 @@ def test_a_smoke_study_with_vllm(vllm_python, monkeypatch, tmp_path):
         run.write(out)
         assert run.engine.restarts == 0 and run.engine.gap <= 1e-3
 
-    rollouts = metrics_frame(out, "rollout")
+    rollouts = read_metrics(out).frame("rollout")
     assert len(rollouts) == 3 and (rollouts["entropy"] > 0).all()
     assert (rollouts["mismatch"] <= 1e-4).all() and (rollouts["mismatch_beyond_1pct"] == 0).all()
     assert ((rollouts["correction"] - 1).abs() <= 1e-3).all()
-    first = [event for event in read_metrics(out) if event["kind"] == "update" and event["update"] == 1]
+    first = [event for event in read_metrics(out).events["update"] if event["update"] == 1]
     assert len(first) == 3
     for event in first:  # the trainer's own log-probs are the old ones, so the ratio is 1 whatever the sampler is
         total, tokens = event["sums"]["abs_log_ratio"]

@@ -1,0 +1,201 @@
+"""A policy is a causal LM with its tokenizer. Build the tiny one, load any other, save in safetensors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from tepo_core import config
+from tepo_core.config import ConfigError
+from tepo_core.model import mtp
+from tepo_core.model.norms import use_lean_norms
+from tepo_core.model.sources import add_adapters, end_of_turn, gguf_file, load_gguf, merged
+from tepo_core.seeding import derive_seed
+
+transformers_logging.disable_progress_bar()
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+@dataclass
+class Policy:
+    """``model`` is a transformers causal LM, ``tokenizer`` a fast tokenizer with an EOS and a PAD token."""
+
+    model: Any
+    tokenizer: Any
+    prompt_format: str = "plain"
+    _texts: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def pad_id(self) -> int:
+        return self.tokenizer.pad_token_id
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Every token that ends a response: EOS of tokenizer and generation config, and the chat template's end of turn."""
+        declared = (
+            getattr(self.model.generation_config, "eos_token_id", None) if hasattr(self.model, "generation_config") else None
+        )
+        extra = declared if isinstance(declared, list) else [] if declared is None else [declared]
+        turn = end_of_turn(self.tokenizer) if self.prompt_format == "chat" else None
+        return sorted({self.tokenizer.eos_token_id, *extra, *([] if turn is None else [turn])})
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens, prompt and response together."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, through the chat template when ``prompt_format`` is ``chat``."""
+        if self.prompt_format == "chat":
+            message = [{"role": "user", "content": prompt}]
+            return list(self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+        return list(self.tokenizer(prompt, add_special_tokens=True)["input_ids"])
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of a response without its special tokens. For grading and showing only."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def token_texts(self, ids: list[int]) -> list[str]:
+        """Text of each token by itself."""
+        known = self._texts
+        for i in set(ids).difference(known):
+            known[i] = self.tokenizer.decode([i])
+        return [known[i] for i in ids]
+
+
+def build_tiny(cfg: config.Policy, tokenizer: Any, seed: int) -> Policy:
+    """A Qwen3-architecture model with random weights that depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "weights"))
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=len(tokenizer),
+                hidden_size=cfg.hidden_size,
+                num_hidden_layers=cfg.layers,
+                num_attention_heads=cfg.heads,
+                num_key_value_heads=cfg.kv_heads,
+                head_dim=cfg.head_size,
+                intermediate_size=cfg.mlp_size,
+                max_position_embeddings=cfg.context,
+                tie_word_embeddings=True,
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                bos_token_id=None,
+            )
+        )
+    model = model.to(getattr(torch, cfg.dtype))
+    if cfg.mtp_modules:
+        mtp.add_modules(model, cfg.mtp_modules, seed=seed)
+    use_lean_norms(model)
+    return Policy(model, tokenizer, cfg.prompt_format)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write weights (safetensors), configuration and tokenizer. Adapters are merged: the folder holds a plain model."""
+    plain = merged(policy.model)
+    plain.save_pretrained(folder, state_dict=mtp.backbone_state(plain))
+    mtp.save_modules(plain, folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def with_adapters(policy: Policy, cfg: config.Policy, seed: int) -> Policy:
+    """The policy to train: itself, or with LoRA adapters of ``policy.lora_rank`` that start from ``seed``."""
+    if cfg.lora_rank:
+        policy.model = add_adapters(policy.model, cfg.lora_rank, derive_seed(seed, "lora"))
+    return policy
+
+
+def load_policy(source: str | Path, cfg: config.Policy) -> Policy:
+    """Load a folder or a hub id. Safetensors only; the repository's own code runs only with ``policy.trust_remote_code: true``.
+
+    Raises :class:`ConfigError` for a folder without weights, a tokenizer without EOS, or a hub id that cannot be reached."""
+    if path := gguf_file(str(source)):
+        model, tokenizer = load_gguf(path, getattr(torch, cfg.dtype))
+        return _ready(model, tokenizer, source, cfg)
+    folder = Path(source)
+    if folder.exists() or str(source).startswith(("/", ".")):
+        _check_folder(folder)
+    options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    try:
+        model_config = AutoConfig.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=model_config, dtype=getattr(torch, cfg.dtype), use_safetensors=True, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"policy.source = {str(source)!r}: cannot be loaded ({_first_line(error)}); allowed: 'tiny', 'smollm2-135m-gguf', "
+            "a folder with config.json, *.safetensors and a tokenizer, or a hub id that this machine can reach"
+        ) from None
+    mtp.load_modules(model, folder)
+    return _ready(model, tokenizer, source, cfg)
+
+
+def _ready(model: Any, tokenizer: Any, source: str | Path, cfg: config.Policy) -> Policy:
+    """Check the tokenizer, fill in its padding token, and switch on what the parameters ask for."""
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"policy.source = {str(source)!r}: its tokenizer has no EOS token; set 'eos_token' in tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # safe here: padding is masked by length, never by value
+    if cfg.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    use_lean_norms(model)
+    return Policy(model, tokenizer, cfg.prompt_format)
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"policy folder {folder}: no such folder; run the stage that writes it (warmup or train) first")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"policy folder {folder}: config.json is missing; remove the run and run its stage again")
+    if not list(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"policy folder {folder}: no *.safetensors file, so there are no weights to load (other formats are refused); "
+            "remove the run and run its stage again, or convert the weights with save_pretrained"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def resolve_device(cfg: config.Compute) -> torch.device:
+    """The device to train on. Raises :class:`ConfigError` when ``compute.device: cuda`` and there is none."""
+    if cfg.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("compute.device = 'cuda', but torch sees no CUDA device; allowed here: 'auto', 'cpu'")
+    return torch.device("cuda" if cfg.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what an update frees: given back to the kernel, it returns page by page at the next one. A no-op elsewhere.
+
+    Tensors of 32 MiB and more still go back at once."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+        mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def set_threads(cfg: config.Compute) -> int:
+    """Set torch's threads to ``compute.threads``, or to the cores this process may use. Returns the number.
+
+    Also :func:`keep_freed_memory`."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = cfg.threads or available
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    return threads

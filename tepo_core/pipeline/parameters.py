@@ -1,0 +1,143 @@
+"""Everything that can be known to be wrong before work starts.
+
+:func:`load_validated` is called by ``make repro`` before DVC, and again at the start of every stage. What it found right is
+remembered under ``.tepo/``, keyed by the file and by the code that judged it, so that the check costs nothing the next time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+
+from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Strict, Study, load_study, parse_study
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def load_validated(path: str | Path = "params.yaml") -> Study:
+    """Read ``params.yaml``, check each parameter, that none is left out, and that tasks, splits and methods exist.
+
+    Raises :class:`ConfigError` naming the parameter, its value and what is allowed."""
+    path = Path(path)
+    study = load_study(path)
+    marker = path.parent / ".tepo" / "validated"
+    key = _key(path)
+    if marker.is_file() and marker.read_text(encoding="utf-8") == key:
+        return study
+    check(study, path.name)
+    # Folders can change behind the parameters, so what they held is never remembered.
+    named = is_folder(study.policy.source) or study.data.benchmarks_dir is not None
+    if (path.parent / "dvc.yaml").is_file() and not named:
+        try:
+            marker.parent.mkdir(exist_ok=True)
+            marker.write_text(key, encoding="utf-8")
+        except OSError:
+            pass  # a read-only tree can still be checked, only more slowly
+    return study
+
+
+def load_normalised(path: Path) -> Study:
+    """The parameters as normalise wrote them after it had checked them."""
+    return parse_study(json.loads(path.read_text(encoding="utf-8")))
+
+
+def check(study: Study, where: str = "params.yaml") -> None:
+    """The checks that the typed parameters cannot make on their own. Raises :class:`ConfigError` listing every fault."""
+    faults = _missing(study, where)
+    faults += _tasks(study, where)
+    faults += _methods(study, where)
+    if is_folder(study.policy.source):
+        faults += _policy_folder(study, where)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def is_folder(source: str) -> bool:
+    """Whether ``policy.source`` means a folder (it exists, or is written like a path) and not a hub id."""
+    return source != "tiny" and (source.startswith((".", "/", "~")) or Path(source).is_dir())
+
+
+def _missing(study: Study, where: str) -> list[str]:
+    # DVC sees only what the file holds: a default that changed in the code would not make a stage stale.
+    names = [name for name in Study.model_fields if name not in study.model_fields_set]
+    for group in (name for name in Study.model_fields if name in study.model_fields_set):
+        value = getattr(study, group)
+        if isinstance(value, Strict):
+            names += [f"{group}.{name}" for name in type(value).model_fields if name not in value.model_fields_set]
+    if not names:
+        return []
+    return [f"{where}: parameters missing: {', '.join(names)}; each must be given (profiles/quick.yaml explains them)"]
+
+
+def _tasks(study: Study, where: str) -> list[str]:
+    from tepo_core.tasks.benchmark_table import BENCHMARKS
+
+    tasks = [*ARITHMETIC_TASKS, *(name for name, entry in BENCHMARKS.items() if entry.use == "train")]
+    splits = ["train", "validation", "test"]
+    if not set(study.tasks) & set(BENCHMARKS):
+        splits.append("long")  # longer chains; a benchmark has no such thing
+    faults = [_unknown(where, "tasks", task, tasks) for task in study.tasks if task not in tasks]
+    faults += [
+        _unknown(where, "data.eval_sets", name, list(BENCHMARKS))
+        for name in study.data.eval_sets
+        if name not in BENCHMARKS
+    ]
+    allowed = [*splits, *study.data.eval_sets]
+    faults += [
+        _unknown(where, "evaluate.splits", split, allowed) for split in study.evaluate.splits if split not in allowed
+    ]
+    folder = study.data.benchmarks_dir
+    if folder is not None and not Path(folder).expanduser().is_dir():
+        faults.append(
+            f"{where}: data.benchmarks_dir = {folder!r}: no such folder; allowed: a folder of *.jsonl files, or null"
+        )
+    return faults
+
+
+def _unknown(where: str, parameter: str, value: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(value, allowed, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"{where}: {parameter}: {value!r} is unknown{hint}; allowed: {', '.join(allowed)}"
+
+
+def _methods(study: Study, where: str) -> list[str]:
+    from tepo_core.objectives.methods import resolve  # imports torch: only when something has to be checked
+
+    faults = []
+    for name in dict.fromkeys([*study.methods, *study.variants]):
+        try:
+            method = resolve(name, study.variants)
+            if method.mtp_modules > study.policy.mtp_modules:
+                raise ConfigError(
+                    f"policy.mtp_modules = {study.policy.mtp_modules}: method {name} needs {method.mtp_modules} "
+                    f"(block.size - 1, block.logprobs: mtp); set it to at least that, or use block.logprobs: backbone"
+                )
+            if not isinstance(study.variants.get(name, {}).get("train", {}), dict):
+                raise ConfigError(f"variants.{name}.train: must be a mapping of training parameters")
+            study.train_for(name)
+        except ConfigError as error:
+            text = str(error)
+            faults.append(text if text.startswith(where) else f"{where}: {text}")
+    return faults
+
+
+def _policy_folder(study: Study, where: str) -> list[str]:
+    from tepo_core.model.policy import _check_folder
+
+    try:
+        _check_folder(Path(study.policy.source).expanduser())
+    except ConfigError as error:
+        return [f"{where}: policy.source = {study.policy.source!r}: {error}"]
+    return []
+
+
+def _key(path: Path) -> str:
+    """Hash of the parameters and of the code that decides whether they are right."""
+    sources = [PACKAGE / "config.py", PACKAGE / "tasks" / "benchmark_table.py", Path(__file__)]
+    sources += sorted((PACKAGE / "objectives").glob("*.py"))
+    joined = hashlib.sha256(path.read_bytes())
+    for source in sources:
+        joined.update(source.name.encode() + source.read_bytes())
+    return joined.hexdigest()

@@ -1,0 +1,157 @@
+"""From prompts to graded experience: sample groups, grade, keep, drop or refill groups, compute advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tepo_core.config import Rollout, Train
+from tepo_core.credit.group import compute_advantages
+from tepo_core.grading.types import Grade, Grader
+from tepo_core.model.policy import Policy
+from tepo_core.objectives.correction import off_policy_correction
+from tepo_core.rollout.rescore import rescore
+from tepo_core.rollout.types import Engine, Rollouts, SamplingParams
+from tepo_core.seeding import derive_seed, epoch_rows
+from tepo_core.tasks.arithmetic import Fact, token_kinds
+from tepo_core.tasks.problem import TOKEN_KINDS, Problem
+from tepo_core.training.experience import Experience, overlong_penalty, pad_grid
+
+
+@dataclass
+class Collected:
+    """One rollout step. ``everything`` is all that was sampled, ``kept`` what will be learned from (None when no group is left)."""
+
+    everything: Experience
+    kept: Experience | None
+    values: dict[str, float]
+    sums: dict[str, tuple[float, float]]
+
+
+@dataclass
+class Sampler:
+    """Walks through the training problems. ``position`` is the number of prompts taken so far: all the state there is."""
+
+    problems: list[Problem]
+    prompt_ids: list[list[int]]
+    engine: Engine
+    grader: Grader
+    policy: Policy
+    train: Train
+    rollout: Rollout
+    advantage: str
+    seed_labels: tuple
+    facts: dict[str, Fact] | None = None
+    position: int = 0
+
+    def collect(self, step: int) -> Collected:
+        """Sample one rollout step, with refills where configured."""
+        wanted, attempts = self.train.prompts_per_rollout, 0
+        parts: list[Experience] = []
+        kept: list[tuple[Experience, int]] = []
+        while True:
+            part = self._sample(step, wanted)
+            parts.append(part)
+            keep = np.arange(len(part.problems))
+            if self.train.zero_variance != "keep":
+                correct_PG = part.correct_PG  # correctness decides, not the shaped reward
+                keep = np.flatnonzero(correct_PG.min(1) != correct_PG.max(1))
+            kept.extend((part, int(p)) for p in keep)
+            attempts += 1
+            if self.train.zero_variance != "refill" or len(kept) >= wanted or attempts > self.train.max_refills:
+                break
+        kept = kept[:wanted]
+        everything = merge(parts, [(part, p) for part in parts for p in range(len(part.problems))])
+        learned = merge(parts, kept) if kept else None
+        values = {
+            "prompts_sampled": len(everything.problems), "prompts_kept": len(kept), "responses": len(everything.rollouts),
+            "tokens": sum(len(ids) for ids in everything.rollouts.response_ids),
+        }  # fmt: skip
+        sums: dict[str, tuple[float, float]] = {}
+        if learned is not None and self.rollout.engine != "transformers":
+            sums = self._correct(learned)
+        return Collected(everything, learned, values, sums)
+
+    def _sample(self, step: int, prompts: int) -> Experience:
+        rows = epoch_rows(self.position, prompts, len(self.problems), *self.seed_labels, "prompts")
+        problems = [self.problems[row] for row in rows]
+        seeds = [derive_seed(*self.seed_labels, "sample", step, self.position + i) for i in range(prompts)]
+        self.position += prompts
+        params = SamplingParams(self.train.temperature, self.train.top_p, self.train.max_new_tokens)
+        rollouts = self.engine.generate([self.prompt_ids[row] for row in rows], self.train.group_size, params, seeds)
+        grades = self.grader.grade(
+            golds=[problems[p].answer for p in rollouts.prompt_index],
+            responses=[self.policy.decode(ids) for ids in rollouts.response_ids],
+            truncated=[not finished for finished in rollouts.finished],
+        )
+        return self._experience(problems, rollouts, grades)
+
+    def _experience(self, problems: list[Problem], rollouts: Rollouts, grades: list[Grade]) -> Experience:
+        limit, buffer = self.train.max_new_tokens, self.train.overlong_buffer
+        rewards = [
+            g.reward + overlong_penalty(len(ids), limit, buffer) for g, ids in zip(grades, rollouts.response_ids, strict=True)
+        ]
+        rewards_PG = np.array(rewards).reshape(len(problems), self.train.group_size)
+        advantages_PG = compute_advantages(torch.from_numpy(rewards_PG), self.advantage).numpy()
+        old_logprobs, old_entropies = rollouts.logprobs, rollouts.entropies
+        if any(row is None for row in old_entropies):
+            # the engine gives no exact entropies (vLLM): the trainer's own model is the sampling policy's other copy
+            old_logprobs, old_entropies = rescore(
+                self.policy.model,
+                rollouts,
+                pad_id=self.policy.pad_id,
+                temperature=self.train.temperature,
+                micro_batch_tokens=self.train.micro_batch_tokens,
+            )
+        kinds = facts = None
+        if self.facts is not None:
+            labelled = [token_kinds(self.policy.token_texts(ids), self.facts) for ids in rollouts.response_ids]
+            kinds = [np.array([TOKEN_KINDS.index(kind) for kind, _ in row], dtype=np.int64) for row in labelled]
+            facts = [[fact for _, fact in row] for row in labelled]
+        return Experience(problems, rollouts, grades, rewards_PG, advantages_PG, old_logprobs, old_entropies, kinds, facts)
+
+    def _correct(self, experience: Experience) -> dict[str, tuple[float, float]]:
+        """Mismatch between engine and trainer, and the correction weights where configured."""
+        dtype, device = torch.float64, torch.device("cpu")
+        trainer_BT = pad_grid(experience.old_logprobs, dtype, device)
+        sampler_BT = pad_grid(experience.rollouts.logprobs, dtype, device)
+        lengths = [len(row) for row in experience.old_logprobs]
+        mask_BT = torch.arange(trainer_BT.shape[1])[None, :] < torch.tensor(lengths)[:, None]
+        correction = off_policy_correction(
+            trainer_BT, sampler_BT, mask_BT, kind=self.rollout.importance_correction, cap=self.rollout.importance_cap
+        )
+        if correction.weights_BT is not None:
+            experience.weights = [row[:n].numpy() for row, n in zip(correction.weights_BT, lengths, strict=True)]
+        beyond = ((trainer_BT - sampler_BT).abs() > 0.01) & mask_BT
+        sums = {name: (float(n), float(d)) for name, (n, d) in correction.sums.items()}
+        return {**sums, "mismatch_beyond_1pct": (float(beyond.sum()), float(sum(lengths)))}
+
+
+def merge(parts: list[Experience], chosen: list[tuple[Experience, int]]) -> Experience:
+    """The chosen prompts (part, index) of several parts as one experience, groups whole and in the given order."""
+    if len(parts) == 1 and [p for _, p in chosen] == list(range(len(parts[0].problems))):
+        return parts[0]
+    rollouts = Rollouts()
+    rows = [(part, row) for part, p in chosen for row in part.rows_of(np.array([p]))]
+    for index, (part, p) in enumerate(chosen):
+        group = part.rollouts.select(part.rows_of(np.array([p])))
+        group.prompt_index = [0] * len(group)
+        rollouts.extend(group, index)
+
+    def column(name: str) -> Any:
+        return None if getattr(parts[0], name) is None else [getattr(part, name)[row] for part, row in rows]
+
+    return Experience(
+        problems=[part.problems[p] for part, p in chosen],
+        rollouts=rollouts,
+        grades=[part.grades[row] for part, row in rows],
+        rewards_PG=np.stack([part.rewards_PG[p] for part, p in chosen]),
+        advantages_PG=np.stack([part.advantages_PG[p] for part, p in chosen]),
+        old_logprobs=column("old_logprobs"),
+        old_entropies=column("old_entropies"),
+        kinds=column("kinds"),
+        facts=column("facts"),
+    )

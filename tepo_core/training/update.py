@@ -1,0 +1,244 @@
+"""One update: a mini-batch through an objective, over micro-batches, into one optimiser step.
+
+The gradient is that of the whole mini-batch however it is cut: denominators and covariance populations belong to the
+mini-batch, and the shares of micro-batches add."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tepo_core.model.batching import micro_batches
+from tepo_core.model.logprobs import ResponseStates, output_matrix, response_states, state_logprobs
+from tepo_core.model.mtp import ahead_logprobs
+from tepo_core.model.policy import Policy
+from tepo_core.objectives.methods import LossOutput, Method, MiniBatchTotals, TokenBatch
+from tepo_core.objectives.metrics import merge
+from tepo_core.objectives.types import NonFiniteError
+from tepo_core.seeding import torch_generator
+from tepo_core.tasks.problem import TOKEN_KINDS
+from tepo_core.training.experience import Experience, pad_grid
+
+
+class DivergenceError(RuntimeError):
+    """Loss or gradient is not finite. ``rows`` are the rows of the experience that were in the mini-batch."""
+
+    def __init__(self, message: str, rows: list[int]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+@dataclass
+class UpdateResult:
+    """Metrics of one update, and per-token results of its rows when they were asked for."""
+
+    sums: dict[str, list[float]]
+    values: dict[str, float]
+    tokens: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+@dataclass
+class Learner:
+    """Policy, objective and optimiser. ``snapshot`` and ``reference`` are models that exact KL needs, else None."""
+
+    policy: Policy
+    method: Method
+    optimizer: torch.optim.Optimizer
+    temperature: float
+    grad_clip: float
+    micro_batch_tokens: int
+    constant: float
+    old_model: Any = None
+    reference_model: Any = None
+
+    def update(self, experience: Experience, rows: list[int], seed_labels: tuple, keep_tokens: bool = False) -> UpdateResult:
+        """Accumulate the gradient of ``rows``, clip it, step. Raises :class:`DivergenceError` before a step that is not finite."""
+        device = next(self.policy.model.parameters()).device
+        totals = MiniBatchTotals(float(sum(experience.length(r) for r in rows)), float(len(rows)), self.constant)
+        groups = self._groups(experience, rows)
+        selected = self._select(experience, groups, seed_labels) if self.method.needs_population else None
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs, batches = [], []
+        for index, group in enumerate(groups):
+            batch = self._forward(experience, group, device, gradient=True)
+            if selected is not None:
+                batch = _with(batch, selected_BT=selected[index])
+            elif self.method.needs_population:
+                generator = torch_generator(*seed_labels, "select")
+                batch = _with(
+                    batch, selected_BT=self.method.select(batch.logprobs_BT, batch.advantages_BT, batch.mask_BT, generator)
+                )
+            try:
+                self.method.validate(batch)  # reads values: one wait for the device a micro-batch, and NaN is named
+            except NonFiniteError as error:
+                raise DivergenceError(f"{error} (rows of a micro-batch: {group})", rows) from None
+            output = self.method.loss(batch, totals)
+            output.loss.backward()
+            outputs.append(output)
+            batches.append(batch)
+        norm = torch.nn.utils.clip_grad_norm_([p for p in self.policy.model.parameters() if p.grad is not None], self.grad_clip)
+        sums, values = merge(outputs)
+        sums["computed"] = [float(sum(experience.length(row) for group in groups for row in group)), totals.tokens]
+        values["grad_norm"] = float(norm)
+        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+            raise DivergenceError(f"loss = {values['loss']}, gradient norm = {values['grad_norm']}", rows)
+        self.optimizer.step()
+        if experience.kinds is not None:
+            sums |= _credit_sums(experience, groups, batches, outputs)
+        tokens = _token_results(groups, batches, outputs) if keep_tokens else {}
+        return UpdateResult(sums, values, tokens)
+
+    def _groups(self, experience: Experience, rows: list[int]) -> list[list[int]]:
+        """Micro-batches of rows. Rows whose advantage is 0 are left out where they cannot change the gradient (they stay in N)."""
+        if self.method.inert_without_advantage:
+            rows = [row for row in rows if experience.advantage(row) != 0.0] or rows[:1]
+        lengths = [len(experience.rollouts.prompt_ids[row]) + experience.length(row) for row in rows]
+        return [[rows[i] for i in part] for part in micro_batches(lengths, self.micro_batch_tokens)]
+
+    def _select(self, experience: Experience, groups: list[list[int]], seed_labels: tuple) -> list[Tensor] | None:
+        """Covariance choice over the whole mini-batch. One micro-batch needs no extra pass: None, and the loss's own serves."""
+        if len(groups) == 1:
+            return None
+        device = next(self.policy.model.parameters()).device
+        batches = [self._forward(experience, group, device, gradient=False) for group in groups]
+        packed = [torch.cat([getattr(b, name)[b.mask_BT] for b in batches]) for name in ("logprobs_BT", "advantages_BT")]
+        everything = torch.ones(1, packed[0].numel(), dtype=torch.bool, device=device)
+        generator = torch_generator(*seed_labels, "select")
+        chosen_N = self.method.select(packed[0][None], packed[1][None], everything, generator)[0]
+        parts = chosen_N.split([int(b.mask_BT.sum()) for b in batches])
+        return [torch.zeros_like(b.mask_BT).masked_scatter(b.mask_BT, part) for b, part in zip(batches, parts, strict=True)]
+
+    def _forward(self, experience: Experience, rows: list[int], device: torch.device, gradient: bool) -> TokenBatch:
+        prompts = [experience.rollouts.prompt_ids[row] for row in rows]
+        responses = [experience.rollouts.response_ids[row] for row in rows]
+        with torch.set_grad_enabled(gradient):
+            states = response_states(self.policy.model, prompts, responses, pad_id=self.policy.pad_id)
+            logprobs_BT, entropy_BT = state_logprobs(self.policy.model, states, temperature=self.temperature)
+            ahead_BTK = self._ahead(states)
+            exact_kl_BT = self._exact_kl(prompts, responses) if self.method.needs_exact_kl else None
+        grid = {"dtype": logprobs_BT.dtype, "device": device}
+        mask_BT = states.mask_BT
+        advantages_B = torch.tensor([experience.advantage(row) for row in rows], **grid)
+        optional = {
+            "ref_logprobs_BT": experience.reference,
+            "weights_BT": experience.weights,
+        }
+        return TokenBatch(
+            logprobs_BT=logprobs_BT,
+            old_logprobs_BT=pad_grid([experience.old_logprobs[row] for row in rows], **grid),
+            mask_BT=mask_BT,
+            advantages_BT=advantages_B[:, None] * mask_BT,
+            entropy_BT=entropy_BT if self.method.needs_entropy_grad else entropy_BT.detach(),
+            old_entropy_BT=pad_grid([experience.old_entropies[row] for row in rows], **grid),
+            exact_kl_BT=exact_kl_BT,
+            mtp_logprobs_BTK=ahead_BTK,
+            old_mtp_logprobs_BTK=None if ahead_BTK is None else self._old_ahead(experience, rows, ahead_BTK),
+            **{
+                name: pad_grid([values[row] for row in rows], **grid) for name, values in optional.items() if values is not None
+            },
+        )
+
+    def _ahead(self, states: ResponseStates) -> Tensor | None:
+        """Log-probs of the multi-token modules, [B, T, K - 1]; None for methods that do not use them."""
+        if not self.method.needs_mtp:
+            return None
+        return ahead_logprobs(self.policy.model, states, self.method.mtp_modules, temperature=self.temperature)
+
+    def _old_ahead(self, experience: Experience, rows: list[int], like_BTK: Tensor) -> Tensor:
+        grid_BTK = torch.zeros_like(like_BTK)
+        for b, row in enumerate(rows):
+            values = torch.from_numpy(experience.old_ahead[row])
+            grid_BTK[b, : len(values)] = values.to(grid_BTK)
+        return grid_BTK
+
+    @torch.no_grad()
+    def remember_ahead(self, experience: Experience) -> None:
+        """Before the first update of a rollout: what the modules of the sampling policy say of its responses."""
+        experience.old_ahead = [np.zeros(0)] * len(experience.rollouts)
+        everything = list(range(len(experience.rollouts)))
+        lengths = [len(experience.rollouts.prompt_ids[row]) + experience.length(row) for row in everything]
+        for part in micro_batches(lengths, self.micro_batch_tokens):
+            prompts = [experience.rollouts.prompt_ids[row] for row in part]
+            responses = [experience.rollouts.response_ids[row] for row in part]
+            states = response_states(self.policy.model, prompts, responses, pad_id=self.policy.pad_id)
+            ahead = self._ahead(states).cpu().numpy()
+            for b, row in enumerate(part):
+                experience.old_ahead[row] = ahead[b, : experience.length(row)].copy()
+
+    def _exact_kl(self, prompts: list[list[int]], responses: list[list[int]]) -> Tensor:
+        """KL over the whole vocabulary in the method's direction, with the policy's gradient."""
+        kl = self.method.settings.kl
+        other = self.old_model if kl.reference == "old" else self.reference_model
+        states, mine_NV = self._distribution(self.policy.model, prompts, responses)
+        with torch.no_grad():
+            _, other_NV = self._distribution(other, prompts, responses)
+        first, second = (mine_NV, other_NV) if kl.direction == "policy_reference" else (other_NV, mine_NV)
+        return states.grid((first.exp() * (first - second)).sum(-1))
+
+    def _distribution(self, model: Any, prompts: list[list[int]], responses: list[list[int]]) -> tuple[Any, Tensor]:
+        states = response_states(model, prompts, responses, pad_id=self.policy.pad_id)
+        weight_VD, bias = output_matrix(model)
+        logits_NV = torch.nn.functional.linear(states.hidden_ND, weight_VD, bias).float()
+        return states, torch.log_softmax(logits_NV / self.temperature, dim=-1)
+
+
+def _with(batch: TokenBatch, **changes: Any) -> TokenBatch:
+    return TokenBatch(**{**batch.tensors(), **changes})
+
+
+def _kind_grid(experience: Experience, rows: list[int], mask_BT: Tensor) -> Tensor:
+    kinds_BT = pad_grid([experience.kinds[row] for row in rows], dtype=torch.long, device=mask_BT.device)
+    return torch.where(mask_BT, kinds_BT, -1)
+
+
+def _credit_sums(
+    experience: Experience, groups: list[list[int]], batches: list[TokenBatch], outputs: list[LossOutput]
+) -> dict[str, list[float]]:
+    """Where gradient, clipping, mask and entropy change fall, by kind of token (the tasks that know the truth)."""
+    names = ("gradient", "clip", "mask", "entropy_change", "tokens")
+    columns = []
+    for rows, batch, output in zip(groups, batches, outputs, strict=True):
+        kinds_BT = _kind_grid(experience, rows, batch.mask_BT)
+        token = output.token
+        change_BT = (batch.entropy_BT.detach() - batch.old_entropy_BT) * batch.mask_BT
+        fields_FBT = torch.stack([
+            token.gradient_BT.abs() * batch.mask_BT, token.clipped_BT, token.mask_BT, change_BT, batch.mask_BT,
+        ])  # fmt: skip
+        columns.append(torch.stack([(fields_FBT * (kinds_BT == k)).sum((1, 2)) for k in range(len(TOKEN_KINDS))], dim=1))
+    table = torch.stack(columns).double().sum(0).tolist()  # fields x kinds
+    by_name = dict(zip(names, table, strict=True))
+    everything = sum(by_name["tokens"])
+    sums: dict[str, list[float]] = {}
+    for k, kind in enumerate(TOKEN_KINDS):
+        tokens = by_name["tokens"][k]
+        sums[f"gradient@{kind}"] = [by_name["gradient"][k], sum(by_name["gradient"])]
+        sums[f"tokens@{kind}"] = [tokens, everything]
+        for name in ("clip", "mask", "entropy_change"):
+            sums[f"{name}@{kind}"] = [by_name[name][k], tokens]
+    return sums
+
+
+def _token_results(
+    groups: list[list[int]], batches: list[TokenBatch], outputs: list[LossOutput]
+) -> dict[int, dict[str, np.ndarray]]:
+    results: dict[int, dict[str, np.ndarray]] = {}
+    for rows, batch, output in zip(groups, batches, outputs, strict=True):
+        token = output.token
+        columns = {
+            "logprob": batch.logprobs_BT.detach(),
+            "entropy": batch.entropy_BT.detach(),
+            "ratio": token.ratio_BT,
+            "mask": token.mask_BT,
+            "clipped": token.clipped_BT,
+            "gradient": token.gradient_BT,
+        }
+        arrays = {name: tensor.cpu().numpy() for name, tensor in columns.items()}
+        lengths = batch.mask_BT.sum(-1).tolist()
+        for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            results[row] = {name: array[i, :length] for name, array in arrays.items()}
+    return results
