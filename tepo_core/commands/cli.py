@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 import typer.core
 
-from tepo_core.config import ConfigError, find_root
+from tepo_core.config import ConfigError, Study, find_root
 
 GRADING = "tepo_core.commands.grade"
 
@@ -85,7 +86,9 @@ def _say_changes(changes: list, title: str) -> None:
 
 
 @app.command()
-def plan() -> None:
+def plan(
+    why: Annotated[Axis, typer.Option(help="A stage (train) or one run of it (train@facts-grpo-0): what changed.")] = None,
+) -> None:
     """What 'dvc repro' would run now, in how many minutes, and how much disk it needs."""
     from rich.console import Console
     from rich.table import Table
@@ -96,6 +99,8 @@ def plan() -> None:
 
     root = find_root()
     study = load_validated(root / "params.yaml")
+    if why:
+        return _why(root, study, why)
     lines = plan_stages(root, study)
     table = Table(title=f"profile {study.profile}")
     for column in ("stage", "runs", "to run", "minutes", "from"):
@@ -117,6 +122,19 @@ def plan() -> None:
         raise ConfigError(
             f"the disk has {free / 1e6:.0f} MB free, about {size / 1e6:.0f} MB are needed; free some first"
         )
+
+
+def _why(root: Path, study: Study, asked: str) -> None:
+    from tepo_core.commands.why import why
+
+    names, reasons = why(root, study, asked)
+    for name in names:
+        mine = [reason for reason in reasons if reason.stage == name]
+        print(f"{name}: {'nothing changed since it last ran' if not mine else ''}".rstrip())
+        for reason in mine:
+            print(f"  {reason.what}: {reason.how}")
+    if not reasons:
+        print("A stage whose inputs come from a stale stage runs again, too, if these come out different: ask of that one.")
 
 
 @app.command()

@@ -15,7 +15,8 @@ from tepo_core.grading.graders import make_grader
 from tepo_core.model.policy import load_policy, resolve_device, set_threads
 from tepo_core.progress import Progress
 from tepo_core.rollout.engines import make_engine
-from tepo_core.runs.folder import BASE, run_config, run_folder, run_name
+from tepo_core.runs.config import run_config
+from tepo_core.runs.folder import BASE, run_folder, run_name
 from tepo_core.tasks.data import data_folder, grader_kind, load_split
 
 

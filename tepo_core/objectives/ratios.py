@@ -6,11 +6,8 @@ Every function takes d with zeros at padding, ``valid_BT`` with 1 on tokens and 
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
-from torch.nn.functional import hardtanh, pad
+from torch.nn.functional import hardtanh
 
 LOG_LIMIT = 20.0  # exp(20) = 5e8: any ratio beyond is clipped by every method; without the limit inf * 0 makes NaN gradients
 
@@ -40,66 +37,3 @@ def sequence_token_ratio(log_ratio_BT: Tensor, valid_BT: Tensor) -> Tensor:
     arXiv 2507.18071 sec. 4.3)."""
     sequence_B1 = sequence_ratio(log_ratio_BT, valid_BT).detach()
     return sequence_B1 * (log_ratio_BT - log_ratio_BT.detach()).exp()
-
-
-def power_mean_ratio(log_ratio_BT: Tensor, valid_BT: Tensor, p: float) -> Tensor:
-    """rho_i = (mean_t r_it^p)^(1/p), [B, 1]; p = 1 arithmetic, p = 0 (the limit) geometric (arXiv 2605.12058).
-
-    Written around the mean of d with expm1 and log1p, so that small p loses no digits."""
-    mean_B1 = response_mean(log_ratio_BT, valid_BT)
-    if p == 0:
-        return exp_ratio(mean_B1)
-    limit = LOG_LIMIT / max(1.0, abs(p))
-    powers_BT = torch.expm1(p * (log_ratio_BT - mean_B1).clamp(-limit, limit)) * valid_BT
-    return exp_ratio(mean_B1 + torch.log1p(response_mean(powers_BT, valid_BT)) / p)
-
-
-def block_ratio(
-    log_ratio_BT: Tensor,
-    valid_BT: Tensor,
-    weights: list[float],
-    *,
-    disjoint: bool,
-    normalised: bool = True,
-    ahead_log_ratio_BTK: Tensor | None = None,
-) -> Tensor:
-    """R_it = exp(sum_n beta_n d_i,t+n), n = 0..K-1, [B, T] (MPO, arXiv 2602.14386).
-
-    weights: beta_n before normalisation. ``normalised`` divides by the sum of the beta_n whose token exists, so that the
-    end of a response needs no special case. ``disjoint``: tokens of one block share the ratio of the block's first token;
-    otherwise a window slides with the token. ahead_log_ratio_BTK: d of the multi-token heads, [..., n - 1] for token t+n;
-    without it the model's own d_i,t+n is used. Responses must be contiguous in their rows."""
-    if ahead_log_ratio_BTK is None:
-        total_BT = WindowSum.apply(log_ratio_BT, weights)
-    else:
-        total_BT = weights[0] * log_ratio_BT
-        for n, beta in enumerate(weights[1 : valid_BT.shape[-1]], start=1):
-            total_BT = total_BT + beta * pad(valid_BT[:, n:], (0, n)) * ahead_log_ratio_BTK[..., n - 1]
-    if normalised:
-        weight_BT = WindowSum.apply(valid_BT, weights)
-        total_BT = total_BT / weight_BT.clamp(min=weights[0])  # a token exists in its own window: this changes padding only
-    if disjoint:
-        position_BT = (valid_BT.cumsum(dim=-1).long() - 1).clamp(min=0)
-        column_T = torch.arange(valid_BT.shape[-1], device=valid_BT.device)
-        first_BT = (column_T - position_BT % len(weights)).clamp(min=0)
-        total_BT = total_BT.gather(-1, first_BT)
-    return exp_ratio(total_BT)
-
-
-class WindowSum(torch.autograd.Function):
-    """sum_n beta_n x[t + n] with zeros beyond the end, [B, T]; its derivative is the same sum looking back."""
-
-    @staticmethod
-    def forward(ctx: Any, values_BT: Tensor, weights: list[float]) -> Tensor:
-        ctx.weights = weights
-        total_BT = weights[0] * values_BT
-        for n, beta in enumerate(weights[1 : values_BT.shape[-1]], start=1):
-            total_BT[:, :-n].add_(values_BT[:, n:], alpha=beta)
-        return total_BT
-
-    @staticmethod
-    def backward(ctx: Any, upstream_BT: Tensor) -> tuple[Tensor, None]:
-        gradient_BT = ctx.weights[0] * upstream_BT
-        for n, beta in enumerate(ctx.weights[1 : upstream_BT.shape[-1]], start=1):
-            gradient_BT[:, n:].add_(upstream_BT[:, :-n], alpha=beta)
-        return gradient_BT, None

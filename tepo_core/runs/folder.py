@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,22 +71,6 @@ def declared_runs(study: Study, kind: str) -> Iterator[DeclaredRun]:
     }
     for task, method, seed in product(study.tasks, methods[kind], study.seeds):
         yield DeclaredRun(kind, task, method, seed)
-
-
-def run_config(study: Study, kind: str, task: str, seed: int, method: str | None = None, **extra: Any) -> dict[str, Any]:
-    """What ``config.json`` holds: everything that determines the run, and the versions it ran with."""
-    return {
-        "format": FORMAT,
-        "kind": kind,
-        "engine": "tepo",
-        "profile": study.profile,
-        "task": task,
-        "method": method,
-        "seed": seed,
-        "policy": study.policy.model_dump(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "numpy")},
-        **extra,
-    }
 
 
 def finish(folder: Path, stopped: str | None = None, names: Iterable[str] | None = None) -> None:

@@ -27,7 +27,8 @@ from tepo_core.progress import Progress
 from tepo_core.rollout.engines import make_engine
 from tepo_core.rollout.rescore import rescore
 from tepo_core.rollout.types import SamplingParams
-from tepo_core.runs.folder import finish, run_config, run_folder, run_name
+from tepo_core.runs.config import run_config
+from tepo_core.runs.folder import finish, run_folder, run_name
 from tepo_core.runs.metrics import METRICS_FILE, metric_line
 from tepo_core.runs.tables import write_tables
 from tepo_core.tasks.arithmetic import Fact

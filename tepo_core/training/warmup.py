@@ -17,7 +17,8 @@ from tepo_core.model.logprobs import response_states, state_logprobs
 from tepo_core.model.mtp import ahead_loss, modules_of
 from tepo_core.model.policy import Policy, build_tiny, load_policy, resolve_device, save_policy, set_threads, with_adapters
 from tepo_core.progress import Progress
-from tepo_core.runs.folder import finish, run_config, run_folder, run_name
+from tepo_core.runs.config import run_config
+from tepo_core.runs.folder import finish, run_folder, run_name
 from tepo_core.runs.metrics import METRICS_FILE, Metrics, metric_line, read_metrics
 from tepo_core.seeding import epoch_rows
 from tepo_core.tasks.data import data_folder, load_split

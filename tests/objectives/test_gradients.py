@@ -9,7 +9,9 @@ import torch
 
 from tepo_core.objectives.invariance import minibatch_gradient, random_batch, relative_error
 from tepo_core.objectives.methods import MiniBatchTotals, TokenBatch, resolve
-from tepo_core.objectives.ratios import block_ratio, power_mean_ratio, sequence_ratio, token_ratio
+from tepo_core.objectives.methods.holder import power_mean_ratio
+from tepo_core.objectives.methods.mpo import block_ratio
+from tepo_core.objectives.ratios import sequence_ratio, token_ratio
 
 SMALL = {"responses": 5, "longest": 6}
 DIFFERENTIABLE = {

@@ -39,7 +39,7 @@ if stage == "normalise":
         notebook = normalise(read_notebook(path))
         put(f"build/notebooks/{path.name}", to_text(notebook))
         if path.stem in PARAMETERS:
-            put(f"build/code/{path.stem}.json", json.dumps(code_hashes(pathlib.Path.cwd(), notebook)))
+            put(f"build/code/{path.stem}.json", json.dumps(code_hashes(pathlib.Path.cwd(), notebook, path.stem)))
             put(f"build/parameters/{path.stem}.json", json.dumps({g: study[g] for g in PARAMETERS[path.stem]}))
     for method in study["methods"]:
         put(f"build/methods/{method}.json", json.dumps([study["variants"].get(method), study["train"]]))
@@ -154,8 +154,10 @@ def test_what_a_change_runs_again(project: Project) -> None:
     assert (project.folder / "runs" / "train" / "facts-tepo_kl-s0").is_dir()
 
     # code of the report; code that only hands values on
-    (project.folder / "tepo_core" / "report" / "new.py").write_text("x = 1\n")
+    (project.folder / "tepo_core" / "report" / "new.py").write_text("x = 1\n")  # imported by nobody
     (project.folder / "tepo_core" / "report" / "__pycache__").mkdir()
+    assert project.dvc("repro") == ["normalise"]
+    (project.folder / "tepo_core" / "report" / "sections.py").open("a").write("\n")
     assert project.dvc("repro") == ["normalise", "report"]
     (project.folder / "tepo_core" / "pipeline" / "stages.py").open("a").write("\n")
     assert project.dvc("repro") == ["normalise"]

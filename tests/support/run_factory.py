@@ -17,6 +17,7 @@ from tepo_core import config
 from tepo_core.evaluation import samples as evaluation
 from tepo_core.files import write_json
 from tepo_core.runs import folder as run_record
+from tepo_core.runs.config import run_config
 from tepo_core.runs.metrics import metric_line
 from tepo_core.seeding import numpy_generator
 from tepo_core.tasks.arithmetic import plant_facts, token_kinds
@@ -110,7 +111,7 @@ def seed_shift(task: str, seed: int, truth: Truth) -> float:
 def make_warmup(root: Path, study: config.Study, task: str, seed: int) -> Path:
     folder = run_record.run_folder(root, "warmup", task, seed)
     folder.mkdir(parents=True)
-    write_json(folder / "config.json", run_record.run_config(study, "warmup", task, seed))
+    write_json(folder / "config.json", run_config(study, "warmup", task, seed))
     (folder / "metrics.jsonl").write_text(metric_line("warmup", 1, {"loss": (2.0, 1.0)}, {}), encoding="utf-8")
     run_record.finish(folder)
     return folder
@@ -125,7 +126,7 @@ def make_run(
     train = study.train_for(method)
     preset = study.variants.get(method, {}).get("preset", method)
     extra = {"preset": preset, "objective": {}, "train": train.model_dump(), "rollout": study.rollout.model_dump()}
-    write_json(folder / "config.json", run_record.run_config(study, "train", task, seed, method, **extra))
+    write_json(folder / "config.json", run_config(study, "train", task, seed, method, **extra))
     rng = numpy_generator(task, method, seed, "factory")
     shift = seed_shift(task, seed, truth)
     lines = [_validation_line(task, 0, truth, shift, rng)]
@@ -356,5 +357,5 @@ def make_evaluation(
                 )
     samples = pa.Table.from_pylist(rows, schema=evaluation.SCHEMA)
     summary = evaluation.summarise(samples, study.evaluate.k, {"temperature": study.evaluate.temperature})
-    evaluation.write_evaluation(folder, samples, summary, run_record.run_config(study, "evaluate", task, seed, method))
+    evaluation.write_evaluation(folder, samples, summary, run_config(study, "evaluate", task, seed, method))
     return folder

@@ -10,6 +10,7 @@ import torch
 from tiny import tiny_study
 from torch import nn
 
+from tepo_core.analysis.figures.single import warmup_figure
 from tepo_core.config import Warmup
 from tepo_core.model.batching import length_parts
 from tepo_core.model.logprobs import response_states, state_logprobs
@@ -99,6 +100,6 @@ def test_cosine_after_a_ramp():
 def test_no_steps_keep_the_policy_and_show_an_empty_table(tmp_path):
     study = tiny_study(warmup={"steps": 0})
     result = warmup(study, "facts", 0, tmp_path, tmp_path / "run")
-    assert result.table().empty and result.figure().axes
+    assert result.table().empty and warmup_figure(result.metrics).axes
     weights = load_policy(tmp_path / "run" / "policy", study.policy).model.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in initial_policy(study, 0).model.state_dict().items())

@@ -1,6 +1,6 @@
 """The study's figures: the list of them, and writing them as SVG and PNG with their words.
 
-``python -m tepo_core.analysis.figures.draw NAME`` draws one again from the tables of ``reports/analysis``."""
+``python -m tepo_core.analysis.figures NAME`` draws one again from the tables of ``reports/analysis``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def draw_all(book: Book, out: Path, names: Iterable[str]) -> list[dict]:
                     "title": drawing.title,
                     "caption": drawing.caption,
                     "alt": drawing.alt,
-                    "command": f"python -m tepo_core.analysis.figures.draw {name}",
+                    "command": f"python -m tepo_core.analysis.figures {name}",
                 }
             )
     return described
@@ -106,7 +106,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{figure['file']}.svg: {figure['alt']}")
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
-
-
-if __name__ == "__main__":
-    main()
