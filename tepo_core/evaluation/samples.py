@@ -22,6 +22,7 @@ from tepo_core.evaluation.passk import check_k, majority_at_k, pass_at_k
 from tepo_core.files import write_json
 from tepo_core.grading.exact import canonical_integer
 from tepo_core.grading.types import Grader, Outcome
+from tepo_core.rollout.graded import sample_and_grade
 from tepo_core.rollout.types import Engine, SamplingParams
 from tepo_core.runs.folder import DONE, finish
 from tepo_core.seeding import derive_seed
@@ -109,13 +110,20 @@ def evaluate_policy(
     plans = {split: settings_for(cfg, split) for split in problems_by_split}
     tables = []
     for split, problems in problems_by_split.items():
-        rows = _sample_split(engine, encode, split, problems, plans[split], seed_labels, progress, context, rows_at_once)
-        rows.sort(key=lambda row: (row["order"], row["sample"]))
-        for row in rows:
-            row["text"] = tokenizer.decode(row["token_ids"], skip_special_tokens=True)
-        judge = grader[split] if isinstance(grader, Mapping) else grader
-        _grade_rows(rows, judge)
-        tables.append(pa.Table.from_pylist(rows, schema=SCHEMA))
+        split_sampler = SplitSampler(
+            engine=engine,
+            grader=grader[split] if isinstance(grader, Mapping) else grader,
+            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            encode=encode,
+            split=split,
+            problems=problems,
+            plan=plans[split],
+            seed_labels=tuple(seed_labels),
+            context=context,
+            rows_at_once=rows_at_once,
+            progress=progress,
+        )
+        tables.append(pa.Table.from_pylist(split_sampler.rows(), schema=SCHEMA))
     return pa.concat_tables(tables)
 
 
@@ -132,49 +140,82 @@ def check_problems(split: str, problems: Sequence[Problem]) -> None:
         seen.add(problem.id)
 
 
-def _sample_split(engine, encode, split, problems, plan, seed_labels, progress, context, rows_at_once) -> list[dict]:
-    prompts = [encode(problem.prompt) for problem in problems]
-    room = [plan.max_new_tokens if context is None else min(plan.max_new_tokens, context - len(p)) for p in prompts]
-    modes = ([(True, 1)] if plan.greedy else []) + ([(False, plan.samples)] if plan.samples else [])
-    rows = [
-        _row(split, order, problems[order], sample, [], 0.0, None, "prompt_too_long")
-        for order in range(len(problems))
-        if room[order] < 1
-        for greedy, n in modes
-        for sample in ([GREEDY] if greedy else range(n))
-    ]
-    asked = sorted((i for i in range(len(problems)) if room[i] >= 1), key=lambda i: (-room[i], i))
-    total, done = len(asked) * sum(n for _, n in modes), 0
-    for greedy, n in modes:
-        for limit, same_room in groupby(asked, key=lambda i: room[i]):
-            group, step = list(same_room), max(1, rows_at_once // n)
-            params = SamplingParams(plan.temperature if not greedy else 1.0, plan.top_p, limit, greedy=greedy)
-            for start in range(0, len(group), step):
-                chunk = group[start : start + step]
-                seeds = [derive_seed(*seed_labels, "evaluate", split, problems[i].id) for i in chunk]
-                rollouts = engine.generate([prompts[i] for i in chunk], n, params, seeds)
-                for b in range(len(rollouts)):
-                    order = chunk[rollouts.prompt_index[b]]
-                    entropies = rollouts.entropies[b]
-                    mean = float(np.mean(entropies)) if entropies is not None and len(entropies) else None
-                    rows.append(
-                        _row(
-                            split, order, problems[order], GREEDY if greedy else rollouts.sample_index[b],
-                            list(rollouts.response_ids[b]), float(np.sum(rollouts.logprobs[b], dtype=np.float64)), mean,
-                            "stop" if rollouts.finished[b] else "length",
-                        )
-                    )  # fmt: skip
-                done += len(chunk) * n
-                if progress is not None:
-                    progress(done, total, split)
-    return rows
+@dataclass(frozen=True)
+class SplitSampler:
+    """Samples and grades one split: problems that have the same room for an answer together, the roomiest first."""
 
+    engine: Engine
+    grader: Grader
+    decode: Callable[[list[int]], str]
+    encode: Callable[[str], list[int]]
+    split: str
+    problems: Sequence[Problem]
+    plan: Settings
+    seed_labels: tuple[str | int, ...]
+    context: int | None
+    rows_at_once: int
+    progress: Callable[[int, int, str], None] | None
 
-def _row(split, order, problem, sample, ids, logprob, entropy, finish) -> dict[str, Any]:
-    return {
-        "split": split, "order": order, "problem_id": problem.id, "sample": int(sample), "token_ids": ids, "length": len(ids),
-        "logprob_sum": logprob, "entropy_mean": entropy, "finish": finish, "gold": problem.answer,
-    }  # fmt: skip
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a response, in the order of the problems and then of the samples, the greedy answer first."""
+        plan, prompts = self.plan, [self.encode(problem.prompt) for problem in self.problems]
+        limit = plan.max_new_tokens
+        room = [limit if self.context is None else min(limit, self.context - len(prompt)) for prompt in prompts]
+        modes = ([(True, 1)] if plan.greedy else []) + ([(False, plan.samples)] if plan.samples else [])
+        asked = sorted((i for i in range(len(prompts)) if room[i] >= 1), key=lambda i: (-room[i], i))
+        ordered = [row for i in range(len(prompts)) if room[i] < 1 for greedy, n in modes for row in self._not_asked(i, greedy, n)]
+        total, done = len(asked) * sum(n for _, n in modes), 0
+        for greedy, n in modes:
+            for size, same_room in groupby(asked, key=lambda i: room[i]):
+                group, step = list(same_room), max(1, self.rows_at_once // n)
+                params = SamplingParams(1.0 if greedy else plan.temperature, plan.top_p, size, greedy=greedy)
+                for start in range(0, len(group), step):
+                    chunk = group[start : start + step]
+                    ordered += self._sampled(chunk, [prompts[i] for i in chunk], n, params)
+                    done += len(chunk) * n
+                    if self.progress is not None:
+                        self.progress(done, total, self.split)
+        return [row for _, row in sorted(ordered, key=lambda pair: (pair[0], pair[1]["sample"]))]
+
+    def _sampled(self, chunk: list[int], prompts: list[list[int]], n: int, params: SamplingParams) -> list[tuple[int, dict]]:
+        graded = sample_and_grade(
+            self.engine,
+            self.grader,
+            self.decode,
+            prompts=prompts,
+            golds=[self.problems[i].answer for i in chunk],
+            n=n,
+            params=params,
+            seeds=[derive_seed(*self.seed_labels, "evaluate", self.split, self.problems[i].id) for i in chunk],
+        )
+        rollouts, rows = graded.rollouts, []
+        for b, (text, grade) in enumerate(zip(graded.texts, graded.grades, strict=True)):
+            entropies, order = rollouts.entropies[b], chunk[rollouts.prompt_index[b]]
+            known = entropies is not None and len(entropies) > 0
+            row = {
+                "sample": GREEDY if params.greedy else rollouts.sample_index[b],
+                "outcome": grade.outcome.value,
+                "extracted": grade.extracted,
+                "token_ids": list(rollouts.response_ids[b]),
+                "text": text,
+                "logprob_sum": float(np.sum(rollouts.logprobs[b], dtype=np.float64)),
+                "entropy_mean": float(np.mean(entropies)) if known else None,
+                "finish": "stop" if rollouts.finished[b] else "length",
+            }
+            rows.append((order, self._complete(order, row)))
+        return rows
+
+    def _not_asked(self, order: int, greedy: bool, n: int) -> list[tuple[int, dict]]:
+        """Rows of a problem whose prompt leaves no room for an answer."""
+        row = {
+            "outcome": Outcome.ERROR.value, "extracted": None, "token_ids": [], "text": self.decode([]), "logprob_sum": 0.0,
+            "entropy_mean": None, "finish": "prompt_too_long",
+        }  # fmt: skip
+        return [(order, self._complete(order, {"sample": s, **row})) for s in ([GREEDY] if greedy else range(n))]
+
+    def _complete(self, order: int, row: dict[str, Any]) -> dict[str, Any]:
+        problem = self.problems[order]
+        return {"split": self.split, "problem_id": problem.id, "gold": problem.answer, "length": len(row["token_ids"]), **row}
 
 
 def _grade_rows(rows: list[dict[str, Any]], grader: Grader) -> None:

@@ -61,9 +61,17 @@ def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, ou
     progress = Progress(sum(len(p) for p in problems.values()), f"evaluate {run_name(task, seed, method)}")
     try:
         samples = evaluate_policy(
-            engine, policy.tokenizer, problems, graders, cfg, (seed, task), _reporter(progress, len(problems)),
-            encode=policy.encode, context=policy.context, rows_at_once=study.rollout.batch_size,
-        )  # fmt: skip
+            engine,
+            policy.tokenizer,
+            problems,
+            graders,
+            cfg,
+            seed_labels=(seed, task),
+            progress=_reporter(progress, len(problems)),
+            encode=policy.encode,
+            context=policy.context,
+            rows_at_once=study.rollout.batch_size,
+        )
     finally:
         engine.close()
         for grader in graders.values():

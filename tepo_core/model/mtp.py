@@ -78,7 +78,7 @@ def ahead_logprobs(model: nn.Module, states: ResponseStates, modules: int, *, te
             f"policy.mtp_modules: {modules} and run the warm-up again, or use block.logprobs: backbone"
         )
     weight_VD, bias = output_matrix(model)
-    return _ahead(have, states.hidden_ND, states, weight_VD, bias, modules, temperature)
+    return _ahead(have, states.hidden_ND, states, weight_VD=weight_VD, bias=bias, modules=modules, temperature=temperature)
 
 
 def logprobs_and_ahead(
@@ -103,6 +103,7 @@ def _ahead(
     have: MTPModules,
     hidden_ND: Tensor,
     states: ResponseStates,
+    *,
     weight_VD: Tensor,
     bias: Tensor | None,
     modules: int,
@@ -133,7 +134,9 @@ def ahead_loss(model: nn.Module, states: ResponseStates) -> tuple[Tensor, Tensor
     have = modules_of(model)
     weight_VD, bias = output_matrix(model)
     bias = None if bias is None else bias.detach()
-    logprobs_BTK = _ahead(have, states.hidden_ND.detach(), states, weight_VD.detach(), bias, len(have), 1.0)
+    logprobs_BTK = _ahead(
+        have, states.hidden_ND.detach(), states, weight_VD=weight_VD.detach(), bias=bias, modules=len(have), temperature=1.0
+    )
     lengths_B1 = states.mask_BT.sum(-1, keepdim=True)
     tokens = (lengths_B1 - torch.arange(1, len(have) + 1, device=lengths_B1.device)).clamp(min=0).sum()
     return -logprobs_BTK.sum() / tokens.clamp(min=1), tokens

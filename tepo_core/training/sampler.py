@@ -13,6 +13,7 @@ from tepo_core.credit.group import compute_advantages
 from tepo_core.grading.types import Grade, Grader
 from tepo_core.model.policy import Policy
 from tepo_core.objectives.correction import off_policy_correction
+from tepo_core.rollout.graded import sample_and_grade
 from tepo_core.rollout.rescore import rescore
 from tepo_core.rollout.types import Engine, Rollouts, SamplingParams
 from tepo_core.seeding import derive_seed, epoch_rows
@@ -81,13 +82,17 @@ class Sampler:
         seeds = [derive_seed(*self.seed_labels, "sample", step, self.position + i) for i in range(prompts)]
         self.position += prompts
         params = SamplingParams(self.train.temperature, self.train.top_p, self.train.max_new_tokens)
-        rollouts = self.engine.generate([self.prompt_ids[row] for row in rows], self.train.group_size, params, seeds)
-        grades = self.grader.grade(
-            golds=[problems[p].answer for p in rollouts.prompt_index],
-            responses=[self.policy.decode(ids) for ids in rollouts.response_ids],
-            truncated=[not finished for finished in rollouts.finished],
+        graded = sample_and_grade(
+            self.engine,
+            self.grader,
+            self.policy.decode,
+            prompts=[self.prompt_ids[row] for row in rows],
+            golds=[problem.answer for problem in problems],
+            n=self.train.group_size,
+            params=params,
+            seeds=seeds,
         )
-        return self._experience(problems, rollouts, grades)
+        return self._experience(problems, graded.rollouts, graded.grades)
 
     def _experience(self, problems: list[Problem], rollouts: Rollouts, grades: list[Grade]) -> Experience:
         limit, buffer = self.train.max_new_tokens, self.train.overlong_buffer
@@ -111,7 +116,17 @@ class Sampler:
             labelled = [token_kinds(self.policy.token_texts(ids), self.facts) for ids in rollouts.response_ids]
             kinds = [np.array([TOKEN_KINDS.index(kind) for kind, _ in row], dtype=np.int64) for row in labelled]
             facts = [[fact for _, fact in row] for row in labelled]
-        return Experience(problems, rollouts, grades, rewards_PG, advantages_PG, old_logprobs, old_entropies, kinds, facts)
+        return Experience(
+            problems=problems,
+            rollouts=rollouts,
+            grades=grades,
+            rewards_PG=rewards_PG,
+            advantages_PG=advantages_PG,
+            old_logprobs=old_logprobs,
+            old_entropies=old_entropies,
+            kinds=kinds,
+            facts=facts,
+        )
 
     def _correct(self, experience: Experience) -> dict[str, tuple[float, float]]:
         """Mismatch between engine and trainer, and the correction weights where configured."""

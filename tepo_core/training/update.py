@@ -6,7 +6,8 @@ mini-batch, and the shares of micro-batches add."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ class UpdateResult:
 
 @dataclass
 class Learner:
-    """Policy, objective and optimiser. ``snapshot`` and ``reference`` are models that exact KL needs, else None."""
+    """Policy, objective and optimiser. ``old_model`` (the sampling policy) and ``reference_model`` are copies that an exact KL
+    needs, else None."""
 
     policy: Policy
     method: Method
@@ -58,21 +60,11 @@ class Learner:
 
     def update(self, experience: Experience, rows: list[int], seed_labels: tuple, keep_tokens: bool = False) -> UpdateResult:
         """Accumulate the gradient of ``rows``, clip it, step. Raises :class:`DivergenceError` before a step that is not finite."""
-        device = next(self.policy.model.parameters()).device
         totals = MiniBatchTotals(float(sum(experience.length(r) for r in rows)), float(len(rows)), self.constant)
         groups = self._groups(experience, rows)
-        selected = self._select(experience, groups, seed_labels) if self.method.needs_population else None
         self.optimizer.zero_grad(set_to_none=True)
         outputs, batches = [], []
-        for index, group in enumerate(groups):
-            batch = self._forward(experience, group, device, gradient=True)
-            if selected is not None:
-                batch = _with(batch, selected_BT=selected[index])
-            elif self.method.needs_population:
-                generator = torch_generator(*seed_labels, "select")
-                batch = _with(
-                    batch, selected_BT=self.method.select(batch.logprobs_BT, batch.advantages_BT, batch.mask_BT, generator)
-                )
+        for group, batch in zip(groups, self._micro_batches(experience, groups, seed_labels), strict=True):
             try:
                 self.method.validate(batch)  # reads values: one wait for the device a micro-batch, and NaN is named
             except NonFiniteError as error:
@@ -100,20 +92,34 @@ class Learner:
         lengths = [len(experience.rollouts.prompt_ids[row]) + experience.length(row) for row in rows]
         return [[rows[i] for i in part] for part in micro_batches(lengths, self.micro_batch_tokens)]
 
-    def _select(self, experience: Experience, groups: list[list[int]], seed_labels: tuple) -> list[Tensor] | None:
-        """Covariance choice over the whole mini-batch. One micro-batch needs no extra pass: None, and the loss's own serves."""
-        if len(groups) == 1:
-            return None
-        device = next(self.policy.model.parameters()).device
-        batches = [self._forward(experience, group, device, gradient=False) for group in groups]
-        packed = [torch.cat([getattr(b, name)[b.mask_BT] for b in batches]) for name in ("logprobs_BT", "advantages_BT")]
-        everything = torch.ones(1, packed[0].numel(), dtype=torch.bool, device=device)
-        generator = torch_generator(*seed_labels, "select")
-        chosen_N = self.method.select(packed[0][None], packed[1][None], everything, generator)[0]
-        parts = chosen_N.split([int(b.mask_BT.sum()) for b in batches])
-        return [torch.zeros_like(b.mask_BT).masked_scatter(b.mask_BT, part) for b, part in zip(batches, parts, strict=True)]
+    def _micro_batches(self, experience: Experience, groups: list[list[int]], seed_labels: tuple) -> Iterator[TokenBatch]:
+        """The forward passes of the micro-batches, one at a time, with the tokens that the method selects.
 
-    def _forward(self, experience: Experience, rows: list[int], device: torch.device, gradient: bool) -> TokenBatch:
+        A choice is over the whole mini-batch, so it needs every micro-batch's log-probs first: one pass without gradient over
+        each, or, of a single micro-batch, the pass that is there anyway."""
+        if not self.method.needs_population:
+            yield from (self._forward(experience, group) for group in groups)
+            return
+        single = len(groups) == 1
+        seen = [self._forward(experience, group, gradient=single) for group in groups]
+        chosen = self._select(seen, torch_generator(*seed_labels, "select"))
+        for group, batch, selected_BT in zip(groups, seen, chosen, strict=True):
+            yield replace(batch if single else self._forward(experience, group), selected_BT=selected_BT)
+
+    def _select(self, batches: list[TokenBatch], generator: torch.Generator) -> list[Tensor]:
+        """The method's choice over all tokens of the mini-batch, one mask a micro-batch."""
+        logprobs_N, advantages_N = (
+            torch.cat([getattr(batch, name)[batch.mask_BT] for batch in batches]) for name in ("logprobs_BT", "advantages_BT")
+        )
+        everything_1N = torch.ones(1, logprobs_N.numel(), dtype=torch.bool, device=logprobs_N.device)
+        chosen_N = self.method.select(logprobs_N[None], advantages_N[None], everything_1N, generator)[0]
+        parts = chosen_N.split([int(batch.mask_BT.sum()) for batch in batches])
+        return [
+            torch.zeros_like(batch.mask_BT).masked_scatter(batch.mask_BT, part)
+            for batch, part in zip(batches, parts, strict=True)
+        ]
+
+    def _forward(self, experience: Experience, rows: list[int], gradient: bool = True) -> TokenBatch:
         prompts = [experience.rollouts.prompt_ids[row] for row in rows]
         responses = [experience.rollouts.response_ids[row] for row in rows]
         with torch.set_grad_enabled(gradient):
@@ -121,7 +127,7 @@ class Learner:
             logprobs_BT, entropy_BT = state_logprobs(self.policy.model, states, temperature=self.temperature)
             ahead_BTK = self._ahead(states)
             exact_kl_BT = self._exact_kl(prompts, responses) if self.method.needs_exact_kl else None
-        grid = {"dtype": logprobs_BT.dtype, "device": device}
+        grid = {"dtype": logprobs_BT.dtype, "device": logprobs_BT.device}
         mask_BT = states.mask_BT
         advantages_B = torch.tensor([experience.advantage(row) for row in rows], **grid)
         optional = {
@@ -185,10 +191,6 @@ class Learner:
         weight_VD, bias = output_matrix(model)
         logits_NV = torch.nn.functional.linear(states.hidden_ND, weight_VD, bias).float()
         return states, torch.log_softmax(logits_NV / self.temperature, dim=-1)
-
-
-def _with(batch: TokenBatch, **changes: Any) -> TokenBatch:
-    return TokenBatch(**{**batch.tensors(), **changes})
 
 
 def _kind_grid(experience: Experience, rows: list[int], mask_BT: Tensor) -> Tensor:

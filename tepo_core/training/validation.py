@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from tepo_core.grading.types import Grader
 from tepo_core.model.logprobs import sequence_logprobs
 from tepo_core.model.policy import Policy
+from tepo_core.rollout.graded import sample_and_grade
 from tepo_core.rollout.types import Engine, SamplingParams
 from tepo_core.seeding import derive_seed, numpy_generator
 from tepo_core.tasks.arithmetic import Fact
@@ -36,19 +37,19 @@ class Validator:
         prompts = [self.policy.encode(problem.prompt) for problem in self.problems]
         sums: dict[str, tuple[float, float]] = {}
         for name in ("greedy", "sample"):
-            params = SamplingParams(
-                self.params.temperature, self.params.top_p, self.params.max_new_tokens, greedy=name == "greedy"
+            graded = sample_and_grade(
+                self.engine,
+                self.grader,
+                self.policy.decode,
+                prompts=prompts,
+                golds=[problem.answer for problem in self.problems],
+                n=1,
+                params=replace(self.params, greedy=name == "greedy"),
+                seeds=[derive_seed(*self.seed_labels, "validation", step, problem.id) for problem in self.problems],
             )
-            seeds = [derive_seed(*self.seed_labels, "validation", step, problem.id) for problem in self.problems]
-            rollouts = self.engine.generate(prompts, 1, params, seeds)
-            grades = self.grader.grade(
-                golds=[self.problems[p].answer for p in rollouts.prompt_index],
-                responses=[self.policy.decode(ids) for ids in rollouts.response_ids],
-                truncated=[not finished for finished in rollouts.finished],
-            )
-            sums[name] = (sum(grade.reward for grade in grades), len(grades))
+            sums[name] = (sum(grade.reward for grade in graded.grades), len(graded.grades))
             if name == "greedy":
-                sums["format"] = (float(sum(grade.extracted is not None for grade in grades)), len(grades))
+                sums["format"] = (float(sum(grade.extracted is not None for grade in graded.grades)), len(graded.grades))
         records = self._probe_facts(step) if self.facts else []
         if records:
             for name, bad in (("fact_correct", True), ("fact_kept", False)):

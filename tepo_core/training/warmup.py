@@ -80,7 +80,7 @@ def warmup(study: Study, task: str, seed: int, root: Path, out: Path | None = No
     key = [cfg.model_dump(), study.policy.model_dump(), study.data.model_dump(), task, seed]
     work = Workspace(root, f"warmup-{run_name(task, seed)}", key)
     try:
-        _train(policy, traces, study, seed, work, device, f"warmup {task} s{seed}")
+        _train(policy, traces, study, seed, work, label=f"warmup {task} s{seed}")
         out.mkdir(parents=True, exist_ok=True)
         save_policy(policy, out / "policy")
         metrics = work.folder / METRICS_FILE
@@ -94,7 +94,7 @@ def warmup(study: Study, task: str, seed: int, root: Path, out: Path | None = No
     return WarmupResult(out, policy.parameters)
 
 
-def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspace, device: torch.device, label: str) -> None:
+def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspace, *, label: str) -> None:
     cfg = study.warmup
     prompts = [policy.encode(trace.prompt) for trace in traces]
     eos = policy.tokenizer.eos_token_id

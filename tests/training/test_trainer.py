@@ -22,17 +22,6 @@ from tepo_core.training.trainer import Trainer, train
 from tepo_core.training.warmup import warmup
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """Prepared data and warmed-up policies of two seeds."""
-    root = tmp_path_factory.mktemp("study")
-    study = tiny_study(seeds=[0, 1])
-    prepare(study, root)
-    for seed in study.seeds:
-        warmup(study, "facts", seed, root)
-    return root
-
-
 def test_first_update_has_ratio_one_and_nothing_fallen(base, tmp_path):
     result = train(tiny_study(), "facts", "tepo_kl", 0, base, tmp_path / "run")
     for event in read_metrics(result.folder).events["update"]:
