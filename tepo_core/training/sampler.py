@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tepo_core.objectives.correction import off_policy_correction
 from tepo_core.rollout.graded import sample_and_grade
 from tepo_core.rollout.rescore import rescore
 from tepo_core.rollout.types import Engine, Rollouts, SamplingParams
-from tepo_core.seeding import derive_seed, epoch_rows
+from tepo_core.seeding import derive_seed, epoch_rows, numpy_generator
 from tepo_core.tasks.arithmetic import Fact, token_kinds
 from tepo_core.tasks.problem import TOKEN_KINDS, Problem
 from tepo_core.training.experience import Experience, overlong_penalty, pad_grid
@@ -34,7 +35,11 @@ class Collected:
 
 @dataclass
 class Sampler:
-    """Walks through the training problems. ``position`` is the number of prompts taken so far: all the state there is."""
+    """Walks through the training problems, ``prompts_per_rollout`` at each step; what is asked depends on the step alone, so there
+    is no state to save.
+
+    Rollout n asks the same prompts with the same random numbers whatever the method needed before it: refills of
+    ``zero_variance: refill`` draw from a stream of their own, labelled by step and attempt."""
 
     problems: list[Problem]
     prompt_ids: list[list[int]]
@@ -46,23 +51,23 @@ class Sampler:
     advantage: str
     seed_labels: tuple
     facts: dict[str, Fact] | None = None
-    position: int = 0
 
     def collect(self, step: int) -> Collected:
         """Sample one rollout step, with refills where configured."""
-        wanted, attempts = self.train.prompts_per_rollout, 0
+        wanted, asked = self.train.prompts_per_rollout, []
         parts: list[Experience] = []
         kept: list[tuple[Experience, int]] = []
-        while True:
-            part = self._sample(step, wanted)
+        for attempt in range(self.train.max_refills + 1):
+            rows = self._refill_rows(step, attempt, asked) if attempt else self._rows(step)
+            part = self._sample(step, attempt, rows)
             parts.append(part)
+            asked += rows
             keep = np.arange(len(part.problems))
             if self.train.zero_variance != "keep":
                 correct_PG = part.correct_PG  # correctness decides, not the shaped reward
                 keep = np.flatnonzero(correct_PG.min(1) != correct_PG.max(1))
             kept.extend((part, int(p)) for p in keep)
-            attempts += 1
-            if self.train.zero_variance != "refill" or len(kept) >= wanted or attempts > self.train.max_refills:
+            if self.train.zero_variance != "refill" or len(kept) >= wanted:
                 break
         kept = kept[:wanted]
         everything = merge(parts, [(part, p) for part in parts for p in range(len(part.problems))])
@@ -76,11 +81,24 @@ class Sampler:
             sums = self._correct(learned)
         return Collected(everything, learned, values, sums)
 
-    def _sample(self, step: int, prompts: int) -> Experience:
-        rows = epoch_rows(self.position, prompts, len(self.problems), *self.seed_labels, "prompts")
+    def _rows(self, step: int) -> list[int]:
+        """Problems of the step: its share of an endless stream over all of them, freshly permuted every epoch."""
+        size = self.train.prompts_per_rollout
+        return epoch_rows((step - 1) * size, size, len(self.problems), *self.seed_labels, "prompts")
+
+    def _refill_rows(self, step: int, attempt: int, asked: list[int]) -> list[int]:
+        """Problems of one refill, none of them asked before in this step while there are others."""
+        order = numpy_generator(*self.seed_labels, "refill", step, attempt).permutation(len(self.problems)).tolist()
+        known = set(asked)
+        order.sort(key=known.__contains__)  # stable: those not asked yet come first, in their random order
+        size = self.train.prompts_per_rollout
+        return list(islice(cycle(order), size))
+
+    def _sample(self, step: int, attempt: int, rows: list[int]) -> Experience:
         problems = [self.problems[row] for row in rows]
-        seeds = [derive_seed(*self.seed_labels, "sample", step, self.position + i) for i in range(prompts)]
-        self.position += prompts
+        first = (step - 1) * len(rows)
+        labels = [("refill", step, attempt, i) if attempt else ("sample", step, first + i) for i in range(len(rows))]
+        seeds = [derive_seed(*self.seed_labels, *label) for label in labels]
         params = SamplingParams(self.train.temperature, self.train.top_p, self.train.max_new_tokens)
         graded = sample_and_grade(
             self.engine,

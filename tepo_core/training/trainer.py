@@ -302,7 +302,7 @@ class Trainer:
     def _save(self) -> None:
         self.work.save({
             "model": self.policy.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-            "updates": self.updates, "position": self.sampler.position, "rewards": self.rewards,
+            "updates": self.updates, "rewards": self.rewards,
         })  # fmt: skip
 
     def _restore(self) -> None:
@@ -311,7 +311,6 @@ class Trainer:
         self.policy.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.updates, self.rewards = state["step"], state["updates"], state["rewards"]
-        self.sampler.position = state["position"]
         self.engine.update_weights(self.policy.model)
 
     # -- set-up ---------------------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_zero_variance_groups(base, mode):
             assert (spread_P > 0).all() and len(spread_P) == (everything > 0).sum() < 8
         if mode == "refill":
             assert (spread_P > 0).all() and len(spread_P) == min(8, (everything > 0).sum())
-            assert collected.values["prompts_sampled"] > 8 and run.sampler.position == collected.values["prompts_sampled"]
+            assert collected.values["prompts_sampled"] > 8
 
 
 def test_variant_with_its_own_training_parameters(base, tmp_path):
