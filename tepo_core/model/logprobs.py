@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
-from tepo_core.model.logprobs_chunked import BLOCK_LOGITS, ChunkedLogprobs
+from tepo_core.model.logprobs_chunked import BLOCK_LOGITS, LOG_ZERO, ChunkedLogprobs
 from tepo_core.model.packing import arrange, can_pack
 
 # Below this many logits the plain form is faster: nothing is computed twice and its memory is small.
@@ -54,8 +55,36 @@ def plain_logprobs(
             logits_NV = logits_NV + bias.to(wide)
         logp_NV = (logits_NV if temperature == 1.0 else logits_NV / temperature).log_softmax(-1)
         logprobs_N = logp_NV.gather(1, targets_N[:, None])[:, 0]
-        entropy_N = -(logp_NV.exp() * logp_NV).sum(-1) if entropy else None
+        entropy_N = exact_entropy(logp_NV) if entropy else None
     return logprobs_N, entropy_N
+
+
+class ExactEntropy(torch.autograd.Function):
+    """``apply(logp_NV)``: -sum_v p_v log p_v. Nothing is kept but the log-probs; differentiable once."""
+
+    @staticmethod
+    def forward(ctx, logp_NV):
+        ctx.save_for_backward(logp_NV)
+        return -logp_NV.exp().mul_(logp_NV.clamp(min=LOG_ZERO)).sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_N):
+        (logp_NV,) = ctx.saved_tensors
+        return logp_NV.exp().mul_(logp_NV.clamp(min=LOG_ZERO).add_(1.0)).mul_(-grad_N[..., None])
+
+
+def exact_entropy(logp_NV: torch.Tensor) -> torch.Tensor:
+    """Entropy of each row in nats, with 0 log 0 = 0: a token that cannot be drawn (a logit of -inf) has no say in value or
+    gradient."""
+    return ExactEntropy.apply(logp_NV)
+
+
+def exact_kl(first_NV: torch.Tensor, second_NV: torch.Tensor) -> torch.Tensor:
+    """KL(first || second) over the vocabulary in nats, from log-probs. A token without probability under the first adds nothing;
+    one that only the second cannot draw makes it infinite."""
+    gap_NV = torch.where(first_NV == -torch.inf, 0.0, first_NV - second_NV)
+    return (first_NV.exp() * gap_NV).sum(-1)
 
 
 def chosen_logprobs(
@@ -186,7 +215,8 @@ def _check_head(model: nn.Module) -> None:
             ours = nn.functional.linear(hidden, weight_VD, bias).double()
     finally:
         causal.train(was_training)
-    gap, size = float((own - ours).abs().max()), float(own.abs().max())
+    gap = float((own - ours).masked_fill(own == ours, 0.0).abs().max())  # a logit of -inf is equal too
+    size = float(own.masked_fill(own.isinf(), 0.0).abs().max())
     tolerance = 1e-4 if weight_VD.dtype in (torch.float32, torch.float64) else 2e-2
     if not gap <= tolerance * max(1.0, size):
         raise LogprobError(

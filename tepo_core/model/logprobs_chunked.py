@@ -18,6 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 BLOCK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
+LOG_ZERO = -1e4  # of no probability: exp of anything below -746 is 0 in float64, below -104 in float32
 _COMPILED: dict[str, object] = {}
 
 
@@ -32,18 +33,20 @@ def block_shape(tokens: int, vocabulary: int, budget: int) -> tuple[int, int]:
 def _block_statistics(
     logits_nv: torch.Tensor, maximum_n: torch.Tensor, total_n: torch.Tensor, weighted_n: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Merge a block into the running maximum m, sum s = sum exp(z - m) and u = sum exp(z - m) (z - m)."""
+    """Merge a block into the running maximum m, sum s = sum exp(z - m) and u = sum exp(z - m) (z - m), where 0 * -inf = 0.
+
+    A block may hold nothing but -inf (the padding of a vocabulary): until the first finite logit m = -inf and s = u = 0."""
     merged_n = torch.maximum(maximum_n, logits_nv.amax(-1))
-    centred_nv = logits_nv - merged_n[:, None]
+    origin_n = torch.where(merged_n == -torch.inf, 0.0, merged_n)
+    centred_nv = logits_nv - origin_n[:, None]
     exp_nv = centred_nv.exp()
-    shift_n = maximum_n - merged_n
+    # Without a sum so far the shift is -inf and must not meet a zero.
+    shift_n = torch.where(total_n > 0, maximum_n - origin_n, 0.0)
     scale_n = shift_n.exp()
-    # Before the first block m = -inf and s = u = 0: the shift is -inf and must not meet a zero.
-    carried_n = torch.where(total_n > 0, weighted_n + total_n * shift_n, 0.0)
     return (
         merged_n,
         total_n * scale_n + exp_nv.sum(-1),
-        carried_n * scale_n + (exp_nv * centred_nv).sum(-1),
+        (weighted_n + total_n * shift_n) * scale_n + (exp_nv * centred_nv.clamp(min=LOG_ZERO)).sum(-1),
     )
 
 
@@ -58,7 +61,7 @@ def _block_gradient(
     logp_nv = logits_nv - lse_n[:, None]
     if grad_entropy_n is None:
         return logp_nv.exp() * -grad_logprob_n[:, None]
-    slope_nv = grad_logprob_n[:, None] + grad_entropy_n[:, None] * (logp_nv + entropy_n[:, None])
+    slope_nv = grad_logprob_n[:, None] + grad_entropy_n[:, None] * (logp_nv.clamp(min=LOG_ZERO) + entropy_n[:, None])
     return -logp_nv.exp() * slope_nv
 
 
@@ -112,7 +115,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                         logits_nv, maximum_N[block], total_N[block], weighted_N[block]
                     )
                     index_n, inside_n = _inside(targets_N[block], v, weight_vD.shape[0])
-                    chosen_N[block] += logits_nv.gather(1, index_n)[:, 0] * inside_n
+                    chosen_N[block] += torch.where(inside_n, logits_nv.gather(1, index_n)[:, 0], 0.0)
         log_total_N = total_N.log()
         lse_N = maximum_N + log_total_N
         # H = lse - E[z] = log s - E[z - m]: both terms are small, so nothing cancels.
@@ -141,7 +144,15 @@ class ChunkedLogprobs(torch.autograd.Function):
             grad_entropy_N = None if grad_entropy_N is None else grad_entropy_N[rows_N]
         with torch.autocast(hidden_ND.device.type, enabled=False):
             grads = _backward_blocks(
-                ctx, hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N, grad_logprob_N, grad_entropy_N
+                ctx,
+                hidden_ND,
+                weight_VD,
+                bias_V,
+                targets_N,
+                lse_N=lse_N,
+                entropy_N=entropy_N,
+                grad_logprob_N=grad_logprob_N,
+                grad_entropy_N=grad_entropy_N,
             )
         grad_hidden_ND, grad_weight_VD, grad_bias_V = grads
         if rows_N is not None and grad_hidden_ND is not None:
@@ -177,9 +188,7 @@ def _rows_with_gradient(grad_logprob_N, grad_entropy_N):
     return None if bool(active_N.all()) else active_N.nonzero()[:, 0]
 
 
-def _backward_blocks(
-    ctx, hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N, grad_logprob_N, grad_entropy_N
-):
+def _backward_blocks(ctx, hidden_ND, weight_VD, bias_V, targets_N, *, lse_N, entropy_N, grad_logprob_N, grad_entropy_N):
     N, V, wide = hidden_ND.shape[0], weight_VD.shape[0], lse_N.dtype
     gradient = _pointwise(_block_gradient, hidden_ND.device)
     # The temperature divides every gradient of the logits: fold it into the incoming gradients, once.

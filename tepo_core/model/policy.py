@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from tepo_core.model.sources import add_adapters, end_of_turn, gguf_file, load_g
 from tepo_core.seeding import derive_seed
 
 transformers_logging.disable_progress_bar()
+# Settings by which a training pass differs from another; those of classifiers do not touch a language model.
+RANDOM = re.compile("^(?!classifier|summary).*(dropout|pdrop|drop_path|layerdrop|jitter)")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -152,9 +155,28 @@ def _ready(model: Any, tokenizer: Any, source: str | Path, cfg: config.Policy) -
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # safe here: padding is masked by length, never by value
     if cfg.gradient_checkpointing:
+        _refuse_dropout(model, source)
         model.gradient_checkpointing_enable()
     use_lean_norms(model)
     return Policy(model, tokenizer, cfg.prompt_format)
+
+
+def _refuse_dropout(model: Any, source: str | Path) -> None:
+    """Gradient checkpointing works in training mode alone, in which dropout would change the log-probs that are learned from:
+    the ratio to the sampling policy would not be 1 before any update."""
+    declared = {n: v for n, v in model.config.get_text_config().to_dict().items() if RANDOM.search(n) and _positive(v)}
+    acting = {name: m.p for name, m in model.named_modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p > 0}
+    if declared or acting:
+        found = ", ".join(f"{name} = {value}" for name, value in (declared or acting).items())
+        raise ConfigError(
+            f"policy.gradient_checkpointing = true with policy.source = {str(source)!r}, whose model has {found}: the learned "
+            "log-probs would differ at random from the sampled ones; allowed: 0. Set it to 0 in the model's config.json, or "
+            "policy.gradient_checkpointing: false (no dropout then acts in RL)"
+        )
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def _check_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from tepo_core.model.logprobs import causal_model
+from tepo_core.model.logprobs import causal_model, exact_entropy
 from tepo_core.rollout.decoding import decoding_attention, is_plain, roomy
 from tepo_core.rollout.types import Rollouts, SamplingParams
 from tepo_core.seeding import numpy_generator
@@ -154,7 +154,7 @@ def choose(
     Log-probs and entropies belong to the distribution before top-p, which is the one the trainer differentiates."""
     logprobs_BV = torch.log_softmax(logits_BV / params.temperature, dim=-1)
     probs_BV = logprobs_BV.exp()
-    entropy_B = -(probs_BV * logprobs_BV).sum(-1)
+    entropy_B = exact_entropy(logprobs_BV)
     if params.greedy:
         token_B = logits_BV.argmax(-1)
     else:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tepo_core.model.batching import micro_batches
-from tepo_core.model.logprobs import ResponseStates, output_matrix, response_states, state_logprobs
+from tepo_core.model.logprobs import ResponseStates, exact_kl, output_matrix, response_states, state_logprobs
 from tepo_core.model.mtp import ahead_logprobs
 from tepo_core.model.policy import Policy
 from tepo_core.objectives.methods import LossOutput, Method, MiniBatchTotals, TokenBatch
@@ -184,7 +184,7 @@ class Learner:
         with torch.no_grad():
             _, other_NV = self._distribution(other, prompts, responses)
         first, second = (mine_NV, other_NV) if kl.direction == "policy_reference" else (other_NV, mine_NV)
-        return states.grid((first.exp() * (first - second)).sum(-1))
+        return states.grid(exact_kl(first, second))
 
     def _distribution(self, model: Any, prompts: list[list[int]], responses: list[list[int]]) -> tuple[Any, Tensor]:
         states = response_states(model, prompts, responses, pad_id=self.policy.pad_id)
