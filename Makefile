@@ -66,5 +66,6 @@ lock: $(STAMP)
 	@sed -i.bak 's/^\(torch==[0-9.]*\)+[a-z0-9]*$$/\1/' requirements/lock.txt && rm requirements/lock.txt.bak
 
 clean:
-	@rm -rf build runs reports data/prepared .tepo
+	@rm -rf build runs data/prepared .tepo
+	@find reports -mindepth 1 ! -name README.md -delete
 	@echo "Results removed. DVC's cache (.dvc/cache) stays, so that 'make repro' can take unchanged stages from it."

@@ -5,7 +5,7 @@ Which interval for what
     noise of its problems, and seeds are independent. The interval used for verdicts is therefore Student's t over the
     seeds' values (paired differences between methods). A percentile bootstrap over three seeds covers the truth in only
     three of four cases where seeds differ by more than the noise of their problems, as base policies do
-    (``tests/test_statistics.py`` measures it), so bootstrap intervals, which are reported too, never decide a verdict.
+    (``tests/analysis/test_statistics.py`` measures it), so bootstrap intervals, which are reported too, never decide a verdict.
     Where all seeds share one problem set (a benchmark), seeds say nothing about other problems, and the variance over
     problems is added (:func:`seed_interval`, ``problem_variance``).
 
