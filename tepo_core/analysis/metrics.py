@@ -54,7 +54,7 @@ ROWS = [
     ("truncated", "cut off", "share of evaluation answers that hit the length limit", -1, True),
     ("curve_mean", "mean of the curve", _CURVE, 1, True),
     ("reward_end", "reward at the end", "mean training reward in the last tenth of the rollouts", 1, True),
-    ("steps_to_target", "rollouts to target", _TARGET, -1, False, 1),
+    ("rollouts_to_target", "rollouts to target", _TARGET, -1, False, 1),
     ("entropy_start", "entropy at start", "exact entropy in nats per token, first tenth of the rollouts", 0, False, 4),
     ("entropy_end", "entropy at end", "exact entropy in nats per token, last tenth of the rollouts", 0, False, 4),
     ("entropy_kept", "entropy kept", "entropy at the end over entropy at the start", 1),

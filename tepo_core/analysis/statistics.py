@@ -235,7 +235,7 @@ class TimeToTarget:
     reached: bool
 
 
-def steps_to_target(steps: Sequence[float], values: Sequence[float], target: float) -> TimeToTarget | None:
+def rollouts_to_target(steps: Sequence[float], values: Sequence[float], target: float) -> TimeToTarget | None:
     """First step at which the curve reaches ``target``, linear between measurements. ``None`` for an empty curve.
 
     Points that are not finite are left out. A curve that starts at or above the target needs its first step."""

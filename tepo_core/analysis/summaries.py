@@ -17,10 +17,10 @@ from tepo_core.analysis.statistics import (
     TimeToTarget,
     paired_improvement,
     paired_interval,
+    rollouts_to_target,
     seed_interval,
     seeds_needed,
     shared_problem_variance,
-    steps_to_target,
 )
 from tepo_core.config import Study
 from tepo_core.evaluation.passk import pass_at_k
@@ -83,7 +83,7 @@ def validation_curve(run: Run, name: str = CURVE) -> tuple[np.ndarray, np.ndarra
 def time_to(run: Run, target: float) -> TimeToTarget | None:
     """Rollouts to a held-out accuracy. A run that stopped early or fell short is censored at its planned end: it never got
     there."""
-    found = steps_to_target(*validation_curve(run), target)
+    found = rollouts_to_target(*validation_curve(run), target)
     if found is None or found.reached:
         return found
     return TimeToTarget(float(horizon(run)), False)
@@ -111,12 +111,12 @@ def run_row(run: Run, study: Study) -> dict[str, float | None]:
     curve = validation_curve(run)[1]
     facts = run.validation.mean("fact_correct") if "fact_correct" in run.validation else np.array([])
     kept = _last(run.validation.mean("fact_kept"))
-    half = steps_to_target(run.validation.steps, facts, 0.5) if len(facts) else None
+    half = rollouts_to_target(run.validation.steps, facts, 0.5) if len(facts) else None
     moved = _later_updates(update)
     grad = step.mean("grad_norm")
     row = {
         "curve_mean": _mean(curve), "reward_end": stab.edge_means(reward)[1],
-        "steps_to_target": time.step if time and time.reached else None, "reached": float(time.reached) if time else None,
+        "rollouts_to_target": time.step if time and time.reached else None, "reached": float(time.reached) if time else None,
         "entropy_start": start, "entropy_end": end, "entropy_kept": ent.entropy_kept(entropy),
         "law_a": law and law.a, "law_b": law and law.b, "law_ceiling": law and law.ceiling, "law_r2": law and law.r2,
         "law_error": ahead and ahead.rmse, "covariance_correlation": test and test.correlation,

@@ -13,7 +13,7 @@ COLUMNS = {
     "gain": "over base",
     "pass_max": "pass@max",
     "entropy_end": "entropy",
-    "rollouts_to_target": "steps to target",
+    "rollouts_to_target": "rollouts to target",
 }
 
 
@@ -40,7 +40,7 @@ def show(root: Path) -> None:
 
 
 def cell(row: dict[str, Any], name: str) -> str:
-    """``0.912 [0.890, 0.934]``; ``62, 3 of 3`` for steps and the seeds that got there; a dash where there is no number."""
+    """``0.912 [0.890, 0.934]``; ``62, 3 of 3`` for rollouts and the seeds that got there; a dash where there is no number."""
     value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
     if value is None:
         return "-"

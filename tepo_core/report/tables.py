@@ -116,7 +116,7 @@ RUN_COLUMNS = (
     "pass_max",
     "long_accuracy",
     "curve_mean",
-    "steps_to_target",
+    "rollouts_to_target",
     "entropy_start",
     "entropy_end",
     "entropy_kept",

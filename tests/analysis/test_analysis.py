@@ -76,7 +76,7 @@ def test_a_run_in_numbers_is_what_it_was_made_of(root: Path, study, tmp_path: Pa
     assert row["gradient_focus"] == pytest.approx(9.0) and row["clip_focus"] == pytest.approx(1.0)
     assert row["covariance_correlation"] == pytest.approx(1.0)
     # 0.3 + 0.5 (1 - e^(-s/20)) = 0.6 at s = 20 ln 2.5 = 18.3, read off measurements every 5 rollouts
-    assert row["steps_to_target"] == pytest.approx(20 * np.log(2.5), abs=0.3) and row["reached"] == 1.0
+    assert row["rollouts_to_target"] == pytest.approx(20 * np.log(2.5), abs=0.3) and row["reached"] == 1.0
     assert row["ratio_spread"] == pytest.approx(0.05 * np.sqrt(0.75)) and row["length_drift"] == 1.0
 
 

@@ -15,10 +15,10 @@ from tepo_core.analysis.statistics import (
     paired_interval,
     probability_of_improvement,
     restricted_mean_time,
+    rollouts_to_target,
     seed_interval,
     seeds_needed,
     shared_problem_variance,
-    steps_to_target,
     time_ratio,
 )
 
@@ -194,12 +194,12 @@ def test_seeds_needed_has_the_power_it_promises() -> None:
 # -- times to a target -----------------------------------------------------------------------------------------------------
 
 
-def test_steps_to_target_between_measurements() -> None:
-    assert steps_to_target([0, 10, 20], [0.2, 0.4, 0.8], 0.6) == TimeToTarget(15.0, True)
-    assert steps_to_target([0, 10, 20], [0.2, 0.4, 0.5], 0.6) == TimeToTarget(20.0, False)
-    assert steps_to_target([0, 10], [0.7, 0.9], 0.6) == TimeToTarget(0.0, True)
-    assert steps_to_target([0, 10, 20], [0.25, float("nan"), 0.75], 0.5) == TimeToTarget(10.0, True)
-    assert steps_to_target([0], [float("nan")], 0.5) is None
+def test_rollouts_to_target_between_measurements() -> None:
+    assert rollouts_to_target([0, 10, 20], [0.2, 0.4, 0.8], 0.6) == TimeToTarget(15.0, True)
+    assert rollouts_to_target([0, 10, 20], [0.2, 0.4, 0.5], 0.6) == TimeToTarget(20.0, False)
+    assert rollouts_to_target([0, 10], [0.7, 0.9], 0.6) == TimeToTarget(0.0, True)
+    assert rollouts_to_target([0, 10, 20], [0.25, float("nan"), 0.75], 0.5) == TimeToTarget(10.0, True)
+    assert rollouts_to_target([0], [float("nan")], 0.5) is None
 
 
 def test_kaplan_meier_by_hand() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tepo_core.commands import keep
+from tepo_core.analysis.metrics import METRICS
+from tepo_core.commands import headline, keep
 from tepo_core.pipeline.inputs import RecordError
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,15 @@ def test_readme_says_what_the_record_says():
     assert blocks
     for block in blocks:
         assert block[0] == keep.results(ROOT / block[1])
+
+
+def test_a_measure_has_one_name():
+    """In the tables of runs, in the terminal, in the README and in the comments of the parameters."""
+    name = "rollouts_to_target"
+    assert {METRICS[name].label, headline.COLUMNS[name], keep.COLUMNS[name]} == {"rollouts to target"}
+    assert "'rollouts to target'" in (ROOT / "params.yaml").read_text()
+    shared = headline.COLUMNS.keys() & METRICS.keys()
+    assert shared >= {"accuracy", "pass_max", "entropy_end", name}, "a column of the terminal is a measure of the same name"
 
 
 def test_readme_shows_the_example_that_a_test_executes():

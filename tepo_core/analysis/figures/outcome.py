@@ -266,7 +266,7 @@ def rollouts_to_target(book: Book, task: str) -> Drawing | None:
     for row, method in enumerate(methods):
         look = looks_of(book)[method]
         mine = runs[(runs["task"] == task) & (runs["method"] == method)]
-        steps = mine["steps_to_target"].to_numpy(dtype=float)
+        steps = mine["rollouts_to_target"].to_numpy(dtype=float)
         missed = int((mine["reached"] == 0).sum())
         hit = steps[np.isfinite(steps)]
         axes[0].plot(hit, np.full(len(hit), row + 0.15), "o", markerfacecolor="none", markeredgecolor=look.colour, markersize=4)
