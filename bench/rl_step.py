@@ -44,7 +44,7 @@ def study(case: str):
         "max_new_tokens": LENGTH[case], "micro_batch_tokens": 32768,
     }  # fmt: skip
     if case == "forced":
-        values["policy"]["layers"] = 4
+        values["policy"]["tiny"]["layers"] = 4
         values["warmup"]["steps"] = 0
     return parse_study(values)
 

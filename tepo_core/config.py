@@ -47,11 +47,9 @@ class Data(Strict):
     remove_contamination: bool = True
 
 
-class Policy(Strict):
-    """The model. ``source: tiny`` builds a Qwen3-architecture model from scratch; anything else is a hub id or a folder."""
+class Tiny(Strict):
+    """Shape of the Qwen3-architecture model that ``source: tiny`` builds from scratch; another source brings its own."""
 
-    source: str = "tiny"
-    revision: str | None = None
     hidden_size: Count = 128
     layers: Count = 2
     heads: Count = 4
@@ -59,12 +57,24 @@ class Policy(Strict):
     head_size: Count = 32
     mlp_size: Count = 384
     context: Annotated[int, Field(ge=16)] = 128
+
+
+class Policy(Strict):
+    """The model. ``source: tiny`` builds one from scratch; anything else is a hub id or a folder."""
+
+    source: str = "tiny"
+    revision: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     prompt_format: Literal["plain", "chat"] = "plain"
     trust_remote_code: bool = False
     gradient_checkpointing: bool = False
     lora_rank: Annotated[int, Field(ge=0)] = 0
     mtp_modules: Annotated[int, Field(ge=0, le=7)] = 0
+    tiny: Tiny = Tiny()
+
+
+MOVED = {f"policy.{name}": f"policy.tiny.{name}" for name in Tiny.model_fields}
+"""Names of earlier parameter files, and where they went."""
 
 
 class Warmup(Strict):
@@ -223,10 +233,10 @@ class Study(Strict):
         if "base" in self.methods or "base" in self.variants:
             raise ValueError("methods: 'base' is the name of the untrained policy; choose another name")
         longest = max(self.train.max_new_tokens, self.evaluate.max_new_tokens)
-        if self.policy.source == "tiny" and longest >= self.policy.context:
+        if self.policy.source == "tiny" and longest >= self.policy.tiny.context:
             raise ValueError(
-                f"policy.context = {self.policy.context} tokens leaves no room for a prompt beside "
-                f"max_new_tokens = {longest}; raise policy.context or lower max_new_tokens"
+                f"policy.tiny.context = {self.policy.tiny.context} tokens leaves no room for a prompt beside "
+                f"max_new_tokens = {longest}; raise policy.tiny.context or lower max_new_tokens"
             )
         return self
 
@@ -249,7 +259,9 @@ def explain(error: ValidationError, where: str) -> str:
     for fault in error.errors():
         name = ".".join(str(part) for part in fault["loc"])
         message = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
+        if fault["type"] == "extra_forbidden" and name in MOVED:
+            lines.append(f"{where}: unknown parameter '{name}'; it is '{MOVED[name]}' now, see profiles/quick.yaml")
+        elif fault["type"] == "extra_forbidden":
             known = ", ".join(_known_keys(error.title, fault["loc"][:-1]))
             lines.append(f"{where}: unknown parameter '{name}'; known here: {known}")
         elif fault["type"] == "missing":

@@ -61,14 +61,18 @@ def is_folder(source: str) -> bool:
 
 def _missing(study: Study, where: str) -> list[str]:
     # DVC sees only what the file holds: a default that changed in the code would not make a stage stale.
-    names = [name for name in Study.model_fields if name not in study.model_fields_set]
-    for group in (name for name in Study.model_fields if name in study.model_fields_set):
-        value = getattr(study, group)
-        if isinstance(value, Strict):
-            names += [f"{group}.{name}" for name in type(value).model_fields if name not in value.model_fields_set]
+    names = _left_out(study)
     if not names:
         return []
     return [f"{where}: parameters missing: {', '.join(names)}; each must be given (profiles/quick.yaml explains them)"]
+
+
+def _left_out(group: Strict, prefix: str = "") -> list[str]:
+    known, given = type(group).model_fields, group.model_fields_set
+    names = [f"{prefix}{name}" for name in known if name not in given]
+    for name in (name for name in known if name in given and isinstance(getattr(group, name), Strict)):
+        names += _left_out(getattr(group, name), f"{prefix}{name}.")
+    return names
 
 
 def _tasks(study: Study, where: str) -> list[str]:

@@ -222,6 +222,7 @@ def read_prompts(path: Path) -> set[str]:
 def setting_rows(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     """Every parameter, grouped as in params.yaml."""
     values = study.model_dump(mode="json")
+    values["policy"] |= {f"tiny.{k}": v for k, v in values["policy"].pop("tiny").items()}
     top = [(k, show(v)) for k, v in values.items() if not isinstance(v, dict)]
     groups = [
         (k, [(name, show(v)) for name, v in group.items()]) for k, group in values.items() if isinstance(group, dict) and group

@@ -140,7 +140,7 @@ class VllmEngine:
             if len(prompt) + params.max_new_tokens > self.context:
                 raise EngineError(
                     f"prompt {row} has {len(prompt)} tokens and max_new_tokens = {params.max_new_tokens}, more than the "
-                    f"context of {self.context}; lower max_new_tokens, raise policy.context or drop long prompts"
+                    f"context of {self.context}; lower max_new_tokens, raise policy.tiny.context (source: tiny) or drop long prompts"
                 )
         self._wake()
         answer = self._call(

@@ -89,7 +89,23 @@ BAD_PARAMETERS = {
     "k above n": (("k: [1, 2, 4]", "k: [1, 8]"), ["k = 8", "samples = 4"]),
     "name of a folder": (("profile: smoke", "profile: ../x"), ["'../x'", "folder name"]),
     "method called base": (("methods: [grpo, tepo_kl]", "methods: [base]"), ["'base'", "another name"]),
-    "context too small": (("context: 128", "context: 32"), ["policy.context = 32", "max_new_tokens = 36"]),
+    "shape of the tiny model outside its group": (
+        ("  lora_rank: 0 ", "  layers: 4\n  lora_rank: 0 "),
+        ["unknown parameter 'policy.layers'; it is 'policy.tiny.layers' now"],
+    ),
+    "context outside its group": (
+        ("  lora_rank: 0 ", "  context: 4096\n  lora_rank: 0 "),
+        ["unknown parameter 'policy.context'; it is 'policy.tiny.context' now"],
+    ),
+    "unknown in a group of a group": (
+        ("    mlp_size: 384", "    mlp_sice: 384"),
+        ["unknown parameter 'policy.tiny.mlp_sice'", "known here: context, head_size"],
+    ),
+    "missing in a group of a group": (
+        ("    mlp_size: 384", "    # mlp_size: 384"),
+        ["parameters missing: policy.tiny.mlp_size; each must be given"],
+    ),
+    "context too small": (("context: 128", "context: 32"), ["policy.tiny.context = 32", "max_new_tokens = 36"]),
 }
 
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 from tepo_core.config import Study, parse_study
 
+TINY = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_size": 16, "mlp_size": 64, "context": 96}
 VALUES = {
     "profile": "test",
     "tasks": ["facts"],
     "methods": ["grpo"],
     "seeds": [0],
     "data": {"train_size": 64, "validation_size": 16, "test_size": 12, "long_size": 8, "warmup_size": 1500},
-    "policy": {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_size": 16, "mlp_size": 64, "context": 96},
+    "policy": {"tiny": TINY},
     "warmup": {"steps": 150, "batch_size": 32, "lr": 1e-2},
     "train": {
         "rollouts": 4, "prompts_per_rollout": 8, "group_size": 4, "minibatches": 2, "epochs": 2, "micro_batch_tokens": 4096,

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny import tiny_study
+from tiny import TINY, tiny_study
 
 from tepo_core.evaluation.stage import evaluate_run
 from tepo_core.runs.folder import run_folder
@@ -21,7 +21,7 @@ def test_a_smoke_study_with_vllm(vllm_python, monkeypatch, tmp_path):
         rollout={"engine": "vllm", "batch_size": 64, "importance_correction": "token"},
         train={"rollouts": 3, "validate_every": 0, "record_every": 3},
         methods=["tepo_kl"],
-        policy={"head_size": 32},  # the CPU kernels of vLLM know no head of 16
+        policy={"tiny": {**TINY, "head_size": 32}},  # the CPU kernels of vLLM know no head of 16
     )
     prepare(study, tmp_path)
     warmup(study, "facts", 0, tmp_path)
