@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from tepo_core.config import Study
-from tepo_core.runs.folder import FORMAT
+from tepo_core.runs.folder import ENGINE, FORMAT
 
 
 def run_config(study: Study, kind: str, task: str, seed: int, method: str | None = None, **extra: Any) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def run_config(study: Study, kind: str, task: str, seed: int, method: str | None
     return {
         "format": FORMAT,
         "kind": kind,
-        "engine": "tepo",
+        "engine": ENGINE,
         "profile": study.profile,
         "task": task,
         "method": method,

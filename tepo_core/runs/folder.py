@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tepo_core.config import Study
 
 FORMAT = 1
+ENGINE = "tepo"
+"""``engine`` in the config of our own runs; imported ones may name another."""
 BASE = "base"
 """Stands for a method in the name of the base policy's evaluation."""
 RUN_KINDS = ("warmup", "train", "evaluate")

@@ -15,6 +15,7 @@ import numpy as np
 from tepo_core.config import Study
 from tepo_core.runs.folder import (
     BASE,
+    ENGINE,
     FORMAT,
     RUN_KINDS,
     DeclaredRun,
@@ -24,7 +25,7 @@ from tepo_core.runs.folder import (
     imported_folder,
     read_done,
 )
-from tepo_core.runs.metrics import Series, read_metrics
+from tepo_core.runs.metrics import Metrics, Series, read_metrics
 
 HASHED = (
     "config.json",
@@ -147,6 +148,7 @@ def read_run(folder: Path) -> Run:
     metrics = read_metrics(folder)
     if not len(metrics.rollout):
         raise RunError("metrics.jsonl holds no rollout")
+    _check_rollouts(metrics, config)
     return Run(
         task=config["task"],
         method=config["method"],
@@ -159,6 +161,25 @@ def read_run(folder: Path) -> Run:
         validation=metrics.validation,
         stopped=metrics.stopped,
     )
+
+
+def _check_rollouts(metrics: Metrics, config: dict) -> None:
+    """Every rollout that ``train.rollouts`` promises must be there, up to a stop. A run of another engine may log some of its
+    steps only, but must have the last one (docs/run_format.md). Raises :class:`RunError`."""
+    steps = [int(step) for step in np.unique(metrics.rollout.steps)]
+    wanted = (config.get("train") or {}).get("rollouts")
+    if wanted is None:
+        return
+    said = f"of {wanted} (train.rollouts in config.json)"
+    if config.get("engine") == ENGINE:
+        lost = sorted(set(range(1, steps[-1] + 1)) - set(steps))
+        if lost:
+            raise RunError(f"metrics.jsonl lacks rollout {lost[0]} {said}")
+    if steps[-1] < int(wanted) and metrics.stopped is None:
+        held = f"holds rollouts {steps[0]} to {steps[-1]} {said}" if config.get("engine") == ENGINE else (
+            f"ends at rollout {steps[-1]} {said}"
+        )
+        raise RunError(f"metrics.jsonl {held} and no stop event: the rest is missing")
 
 
 def read_evaluation(folder: Path) -> Evaluation:

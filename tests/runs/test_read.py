@@ -219,3 +219,46 @@ def test_python_nan_in_an_imported_file_is_read(tmp_path: Path) -> None:
     path.write_text('{"kind": "rollout", "step": 1, "sums": {"reward": [NaN, 4]}, "values": {}}\n', encoding="utf-8")
     rollout = read_metrics(path).rollout
     assert np.isnan(rollout.mean("reward")[0])
+
+
+def without(text: str, *steps: int) -> str:
+    """metrics.jsonl without the events of some steps."""
+    return "".join(line + "\n" for line in text.splitlines() if json.loads(line)["step"] not in steps)
+
+
+@pytest.mark.parametrize(
+    ("gone", "found"), [((11, 12), "rollouts 1 to 10 of 12"), ((5,), "rollout 5 of 12"), ((1, 2), "rollout 1 of 12")]
+)
+def test_a_run_whose_rollouts_are_not_all_there_is_broken(root: Path, study, gone, found) -> None:
+    rewrite(root / "runs/train/facts-tepo-s0", "metrics.jsonl", lambda text: without(text, *gone))
+    runs = load_runs(study, root)
+    (finding,) = runs.findings
+    assert finding.kind == "broken" and found in finding.reason and "train.rollouts" in finding.reason
+    assert list(runs.of("facts", "tepo")) == [1, 2]
+
+
+def test_a_run_that_stopped_early_is_whole_up_to_its_stop(root: Path, study) -> None:
+    stop = json.dumps({"kind": "stop", "step": 8, "reason": "KL above stop_kl"}) + "\n"
+    rewrite(root / "runs/train/facts-tepo-s0", "metrics.jsonl", lambda text: without(text, 9, 10, 11, 12) + stop)
+    assert [f.kind for f in load_runs(study, root).findings] == ["note"]
+
+
+def imported(root: Path, study, change, **config) -> Path:
+    """A run of another engine, whose config and metrics are changed."""
+    folder = make_run(root, study, "facts", "grpo", 0, Truth(), root / "runs/imported/verl")
+    rewrite(folder, "config.json", lambda text: json.dumps({**json.loads(text), "engine": "verl", **config}))
+    rewrite(folder, "metrics.jsonl", change)
+    return folder
+
+
+def test_an_imported_run_may_log_fewer_rollouts_but_must_reach_its_end(root: Path, study) -> None:
+    """docs/run_format.md: another engine need not log each step; the last one decides, where it says how many there are."""
+    folder = imported(root, study, lambda text: without(text, 1, 3, 5, 7))
+    assert read_run(folder).rollout.steps[-1] == 12
+    rewrite(folder, "metrics.jsonl", lambda text: without(text, 12))
+    with pytest.raises(RunError, match="ends at rollout 11 of 12"):
+        read_run(folder)
+
+
+def test_an_imported_run_that_does_not_say_its_length_is_taken_as_it_is(root: Path, study) -> None:
+    assert len(read_run(imported(root, study, lambda text: without(text, 12), train={})).rollout) == 11
