@@ -30,9 +30,10 @@ LONGEST_PLACE = 60  # characters; a socket's whole path may have 107
 LIMIT = 2**22  # bytes of a request; an environment is far smaller
 POLL_SECONDS = 0.3
 # Beside what the stages' notebooks import (runner.MODULES). One that fails is left to the notebook, which shows its traceback.
+# Not pyplot and the inline backend: they look for a shell when they are imported, and a kernel forked later would have no pictures.
 MODULES = (
-    "transformers.models.qwen3.modeling_qwen3", "papermill", "matplotlib.pyplot", "matplotlib_inline.backend_inline",
-    "ipykernel.kernelapp", "tepo_core.pipeline.execute",
+    "transformers.models.qwen3.modeling_qwen3", "papermill", "tepo_core.analysis.figures.single", "ipykernel.kernelapp",
+    "tepo_core.pipeline.execute",
 )  # fmt: skip
 
 

@@ -36,11 +36,19 @@ def preload(names: str) -> None:
             importlib.import_module(name)
 
 
+def take_over_backend() -> None:
+    """Read MPLBACKEND again where matplotlib was imported by the process that this kernel was forked from."""
+    matplotlib, backend = sys.modules.get("matplotlib"), os.environ.get("MPLBACKEND")
+    if matplotlib is not None and backend:
+        matplotlib.rcParams["backend"] = backend
+
+
 def main() -> None:
     """Start the watch, then the kernel."""
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  three seconds for nothing: see normalise.py
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     preload(os.environ.get(PRELOAD, ""))
+    take_over_backend()
     from ipykernel.kernelapp import launch_new_instance
 
     launch_new_instance()

@@ -89,7 +89,7 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path, param
         **kernel_environment(study),
         OUT: str(out),
         PARAMS: str(parameters or ""),
-        PRELOAD: f"{MODULES[run.stage]} matplotlib.pyplot",
+        PRELOAD: f"{MODULES[run.stage]} tepo_core.analysis.figures.single",
         CHANNEL: str(work / "progress"),
     }
     kept = root / ".tepo" / "failed" / f"{run.slug}.ipynb"

@@ -8,8 +8,9 @@ import pytest
 from run_factory import make_study
 
 from tepo_core.analysis.book import is_evidence
+from tepo_core.analysis.figures.canvas import RC, panels
 from tepo_core.analysis.figures.parts import ranked, span, trend
-from tepo_core.analysis.figures.style import DARK, LIGHT, LOOKS, RC, inline_svg, looks_for, panels, render, stamp
+from tepo_core.analysis.figures.style import DARK, LIGHT, LOOKS, inline_svg, looks_for, render, stamp
 from tepo_core.objectives.methods import PRESETS
 
 

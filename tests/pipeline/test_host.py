@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pipeline_project import ROOT, environment, make_project, runner, start
+from pipeline_project import ROOT, environment, make_project, make_tiny, runner, start
 from stages import SLEEP, WRITE, alive, left_over, prepare_notebook, sleeping, validated, wait_for
 
 from tepo_core.pipeline import host
 from tepo_core.pipeline import launch as stage
 from tepo_core.pipeline.processes import orphans
+from tepo_core.pipeline.runner import MODULES as whole
 
 LITTLE = ("papermill", "ipykernel.kernelapp", "tepo_core.pipeline.execute")  # enough for notebooks that compute nothing
 
@@ -71,6 +72,73 @@ def test_same_results_as_without_a_host(project: Path, tmp_path: Path, hosted: H
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0, text
     assert (project / "data" / "prepared" / "notebook.ipynb").read_bytes() == with_host
+
+
+PICTURES = (
+    "import matplotlib.pyplot as plt\nplt.plot([1, 2]);",  # a user's own notebook, which leaves its figures to the shell
+    "fig, axis = plt.subplots()\naxis.plot([2, 1]);\nplt.figure().add_subplot().plot([3, 3]);",
+    "from matplotlib.figure import Figure\nfrom tepo_core.analysis.figures.canvas import show\n"
+    "mine = Figure((3, 2))\nmine.add_subplot().plot([1, 3])\nshow(mine, 'a line')",
+    "mine",
+)
+
+
+@pytest.fixture(scope="module")
+def hosted_whole():
+    """A host with all that 'tepo repro' has it import, but for the models."""
+    one = Hosted(*(name for name in host.MODULES if not name.startswith("transformers")))
+    yield one
+    one.close()
+
+
+def test_pictures_are_the_same_as_without_a_host(project: Path, hosted_whole: Hosted) -> None:
+    """Three of a shell's hook, one shown by name, and one that a shell formats: equal bytes, and every one of them in the page."""
+    from jinja2 import Environment, FileSystemLoader
+
+    from tepo_core.report.notebooks import NotebookPages
+
+    prepare_notebook(project, WRITE, *PICTURES)
+    kept = project / "data" / "prepared" / "notebook.ipynb"
+    executed = []
+    for process in (hosted_whole.stage(project, "prepare"), None):
+        process = process or runner(project, "prepare")
+        text, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, text
+        executed.append(kept.read_bytes())
+    assert [text.count(b'"image/png": "') for text in executed] == [5, 5]
+    assert executed[0] == executed[1]
+    page = NotebookPages(Environment(loader=FileSystemLoader(ROOT / "tepo_core/report/templates")), "").page(kept, "prepare")
+    assert page.count("data:image/png;base64,") == 5
+
+
+@pytest.mark.slow
+def test_every_stage_writes_the_same_notebook_with_and_without_a_host(tmp_path: Path) -> None:
+    """The study's own notebooks, from the problems to the report; the pages that speak of lines have them."""
+    project = make_project(tmp_path / "project")
+    make_tiny(project)
+    (project / "claims.yaml").symlink_to(ROOT / "claims.yaml")
+    (project / "notebooks").symlink_to(ROOT / "notebooks")
+    (project / "data").mkdir()
+    (project / "data" / "published.yaml").symlink_to(ROOT / "data" / "published.yaml")
+    one, executed = Hosted(*whole.values(), *host.MODULES), {}
+    try:
+        assert runner(project, "normalise").wait() == 0
+        axes, method = ("--task", "facts", "--seed", "0"), ("--method", "grpo")
+        stages = (("prepare",), ("warmup", *axes), ("train", *axes, *method), ("evaluate", *axes, *method), ("evaluate_base", *axes),
+                  ("analyse",), ("report",))  # fmt: skip
+        for start_stage in (one.stage, runner):
+            for arguments in stages:
+                process = start_stage(project, *arguments)
+                text, _ = process.communicate(timeout=240)
+                assert process.returncode == 0, text
+            kept = [p for part in ("data/prepared", "runs", "reports") for p in (project / part).rglob("*.ipynb")]
+            executed[start_stage] = {p.relative_to(project).as_posix(): p.read_bytes() for p in kept}
+            pages = project / "reports" / "notebooks"
+            for page in ("warmup-facts-s0", "train-facts-grpo-s0", "evaluate-facts-grpo-s0", "evaluate-facts-base-s0", "analyse"):
+                assert (pages / f"{page}.html").read_text(encoding="utf-8").count("data:image/png;base64,") >= 1, page
+    finally:
+        one.close()
+    assert len(executed[runner]) == 7 and executed[one.stage] == executed[runner]
 
 
 def test_a_stage_is_a_child_of_the_host_and_its_output_is_the_stages(project: Path, hosted: Hosted) -> None:

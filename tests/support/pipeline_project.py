@@ -35,6 +35,25 @@ def make_project(folder: Path, profile: str = "smoke") -> Path:
     return folder
 
 
+TINY = {
+    "train_size: 256 ": "train_size: 32 ", "warmup_size: 3200 ": "warmup_size: 64 ", "steps: 50 ": "steps: 2 ",
+    "validation_size: 32 ": "validation_size: 4 ", "test_size: 32 ": "test_size: 4 ", "long_size: 32 ": "long_size: 4 ",
+    "hidden_size: 128 ": "hidden_size: 16 ", "mlp_size: 384 ": "mlp_size: 32 ", "layers: 2 ": "layers: 1 ",
+    "head_size: 32 ": "head_size: 8 ", "rollouts: 4 ": "rollouts: 2 ", "prompts_per_rollout: 16 ": "prompts_per_rollout: 4 ",
+    "samples: 4 ": "samples: 2 ", "k: [1, 2, 4] ": "k: [1, 2] ", "threads: 0 ": "threads: 1 ",
+    "bootstrap: 200 ": "bootstrap: 100 ", "methods: [grpo, tepo_kl]": "methods: [grpo]",
+}  # fmt: skip
+
+
+def make_tiny(project: Path) -> None:
+    """Shrink the smoke parameters of a project until a stage takes a second."""
+    text = (project / "params.yaml").read_text(encoding="utf-8")
+    for old, new in TINY.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (project / "params.yaml").write_text(text, encoding="utf-8")
+
+
 def environment(**extra: str) -> dict[str, str]:
     """Environment of a subprocess that must use this interpreter and this code."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -15,8 +15,9 @@ import pandas as pd
 from tepo_core.analysis.book import Book
 from tepo_core.analysis.figures import mechanism as mechanism
 from tepo_core.analysis.figures import outcome as outcome
+from tepo_core.analysis.figures.canvas import RC
 from tepo_core.analysis.figures.parts import Drawing
-from tepo_core.analysis.figures.style import RC, render, stamp
+from tepo_core.analysis.figures.style import render, stamp
 from tepo_core.config import ConfigError, Study, find_root, load_study
 
 FIGURES: dict[str, Callable[[Book, str], Drawing | None]] = {

@@ -8,6 +8,7 @@ from matplotlib.ticker import NullLocator
 
 from tepo_core.analysis.book import Book, label
 from tepo_core.analysis.entropy import SURPRISE_EDGES
+from tepo_core.analysis.figures.canvas import FAINT, panels
 from tepo_core.analysis.figures.parts import (
     Drawing,
     draw_curves,
@@ -19,7 +20,7 @@ from tepo_core.analysis.figures.parts import (
     trend,
     zero_line,
 )
-from tepo_core.analysis.figures.style import FAINT, looks_of, panels
+from tepo_core.analysis.figures.style import looks_of
 
 STABILITY = (
     "reward_volatility",

@@ -6,9 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
+from tepo_core.analysis.figures.canvas import RC, panels
 from tepo_core.config import find_root
 from tepo_core.objectives.invariance import chunks, minibatch_gradient, random_batch, relative_error
 from tepo_core.objectives.methods import PRESETS, Method, MiniBatchTotals, TokenBatch, resolve
@@ -95,24 +98,21 @@ def _ahead(d_BT: Tensor, modules: int) -> Tensor | None:
     return torch.stack([torch.nn.functional.pad(d_BT[:, n:], (0, n)) for n in range(1, modules + 1)], dim=-1)
 
 
-def gradient_figure(names: Sequence[str] | None = None, variants: Mapping[str, Any] | None = None, reach: float = 0.8) -> Any:
+@matplotlib.rc_context(RC)
+def gradient_figure(names: Sequence[str] | None = None, variants: Mapping[str, Any] | None = None, reach: float = 0.8) -> Figure:
     """Gradient weight against log-ratio, one panel a method: blue A = +1, orange A = -1; solid when the whole response has
-    moved by d, dashed when only this token has. Returns a matplotlib figure."""
-    import matplotlib.pyplot as plt
-
+    moved by d, dashed when only this token has. Show it with :func:`tepo_core.analysis.figures.canvas.show`."""
     names = list(names or PRESETS)
     log_ratios = torch.linspace(-reach, reach, 641, dtype=torch.float64)
     rows = -(-len(names) // 4)
-    figure, axes = plt.subplots(
-        rows, 4, figsize=(12, 2.5 * rows), sharex=True, sharey=True, layout="constrained", squeeze=False
-    )
-    for axis, name in zip(axes.flat, names, strict=False):
+    figure, axes = panels(rows, 4, width=12, height=2.5, sharex=True, sharey=True)
+    for axis, name in zip(axes, names, strict=False):
         _panel(axis, resolve(name, variants), log_ratios)
-    for axis in axes.flat[len(names) :]:
+    for axis in axes[len(names) :]:
         axis.set_axis_off()
     figure.supxlabel("log-ratio d of the token")
     figure.supylabel("gradient weight, divided by A")
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
 

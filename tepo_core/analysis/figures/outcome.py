@@ -10,6 +10,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from tepo_core.analysis.book import Book, with_base
 from tepo_core.analysis.entropy import fit_law
+from tepo_core.analysis.figures.canvas import FAINT, panels
 from tepo_core.analysis.figures.parts import (
     Drawing,
     draw_curves,
@@ -22,7 +23,7 @@ from tepo_core.analysis.figures.parts import (
     trend,
     zero_line,
 )
-from tepo_core.analysis.figures.style import FAINT, looks_of, panels
+from tepo_core.analysis.figures.style import looks_of
 from tepo_core.runs.folder import BASE
 
 

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tepo_core.analysis.book import Book
-from tepo_core.analysis.figures.style import FAINT, INK, Look, looks_of
+from tepo_core.analysis.figures.canvas import FAINT, INK
+from tepo_core.analysis.figures.style import Look, looks_of
 from tepo_core.analysis.stability import trailing_mean
 
 

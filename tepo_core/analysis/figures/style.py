@@ -13,50 +13,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from tepo_core.analysis.book import Book, is_evidence
+from tepo_core.analysis.figures.canvas import FAINT, INK, RC, png
 from tepo_core.config import Study
 
 DARK, LIGHT = "#15171c", "#ffffff"
-INK, FAINT, BASE_COLOUR = "#1b1f24", "#8a8f98", "#7a7a7a"
+BASE_COLOUR = "#7a7a7a"
 
 SOLID, DASH, DOT, DASHDOT, LONG = "solid", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2))
-RC = {
-    "svg.hashsalt": "tepo-study",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "grid.color": FAINT,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "legend.frameon": False,
-    "axes.titlelocation": "left",
-    "figure.facecolor": "white",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "white",
-    "path.simplify": True,
-}
-
-
 @dataclass(frozen=True)
 class Look:
     """Colour, marker and dash of a method."""
@@ -120,15 +87,6 @@ def looks_for(methods: Sequence[str], presets: dict[str, str] | None = None) -> 
 
 
 
-def panels(rows: int, columns: int, *, width: float = 9.6, height: float = 3.0, **options) -> tuple[Figure, list[Axes]]:
-    """A grid of axes as a flat list, no global state; ``height`` is that of one row, inches. Call it inside
-    ``rc_context(RC)``."""
-    figure = Figure(figsize=(width, height * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, list(axes.ravel())
-
-
 def stamp(figure: Figure, study: Study) -> None:
     """Write the profile's name on the figure and, below ``full``, the watermark."""
     with matplotlib.rc_context(RC):
@@ -157,14 +115,12 @@ def render(figure: Figure) -> tuple[bytes, bytes]:
     """SVG and PNG bytes, the same for the same figure: no date, no software version, fixed ids.
 
     Drawn through the canvases directly: ``savefig`` draws every figure twice as often."""
-    svg, png = io.StringIO(), io.BytesIO()
+    svg = io.StringIO()
     with matplotlib.rc_context(RC):
         figure.set_facecolor("white")
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
         figure.set_layout_engine("none")  # the layout stands; both formats have the same
-        figure.dpi = 160
-        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
-    return svg.getvalue().encode(), png.getvalue()
+    return svg.getvalue().encode(), png(figure)
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> str:
