@@ -29,13 +29,15 @@ class EvaluateResult:
     samples: pa.Table
 
     def table(self) -> pd.DataFrame:
-        """One row a split: greedy, avg@n, pass@k, format and truncation rates, length, entropy."""
+        """One row a split: greedy, avg@n, pass@k, format and truncation rates, length, entropy; time-outs and errors, if any:
+        they count as not right."""
         rows = {}
         for split, s in self.summary["splits"].items():
             passes = {f"pass@{k}": value for k, value in s["pass@k"].items()}
             named = {"problems": s["problems"], "greedy": s["greedy"], f"avg@{s['samples']}": s["avg"], **passes}
             rest = {name: s[name] for name in ("format_rate", "truncation_rate", "mean_length", "entropy")}
-            rows[split] = {**named, **rest}
+            lost = {name: s["outcomes"][name] for name in ("timeout", "error") if s["outcomes"][name]}
+            rows[split] = {**named, **rest, **lost}
         return pd.DataFrame(rows).T
 
     def examples(self, count: int = 5) -> pd.DataFrame:

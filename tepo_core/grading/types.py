@@ -1,7 +1,8 @@
 """Outcomes, the grader interface, and the exact grader used by the arithmetic tasks.
 
 A grade keeps apart what evaluation tables often merge: a wrong answer, no answer, a response cut off by the length
-limit, a grading time-out, and a grading error. Only ``CORRECT`` earns a reward.
+limit, a grading time-out, and a grading error. Only ``CORRECT`` earns a reward; where the grader reached no verdict there
+is no reward at all, not one of 0.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ class Grade:
 
     outcome: Outcome
     extracted: str | None = None
+    beyond_limits: bool = False
+    """The response itself passed a limit of its task (CPU time, memory, output of a program): it failed, and that is a verdict."""
+
+    @property
+    def graded(self) -> bool:
+        """Whether there is a verdict on the response; a time-out or an error of the grader is none."""
+        return self.beyond_limits or self.outcome not in (Outcome.TIMEOUT, Outcome.ERROR)
 
     @property
     def reward(self) -> float:

@@ -10,12 +10,13 @@ import pandas as pd
 
 from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Study
 from tepo_core.files import sha256, write_json
+from tepo_core.grading.golds import unreadable_golds
 from tepo_core.seeding import numpy_generator
 from tepo_core.tasks import arithmetic
 from tepo_core.tasks.contamination import Contamination, remove_overlap
-from tepo_core.tasks.data import data_folder
+from tepo_core.tasks.data import data_folder, grader_kind
 from tepo_core.tasks.math_benchmarks import load_benchmark
-from tepo_core.tasks.problem import Problem, read_problems, write_problems
+from tepo_core.tasks.problem import DataError, Problem, read_problems, write_problems
 
 SPLITS = ("train", "validation", "test", "long")
 
@@ -94,7 +95,7 @@ def _prepare_benchmark(study: Study, task: str, seed: int, folder: Path, evaluat
     """Splits of a public training set: what overlaps with an evaluation set goes first, the rest is shuffled by the seed.
 
     Raises :class:`ConfigError` when it holds fewer problems than the splits ask for, or a warm-up is asked of a set that has no
-    worked solutions."""
+    worked solutions, and :class:`DataError` for a gold that the grader cannot read."""
     sizes = {"validation": study.data.validation_size, "test": study.data.test_size, "train": study.data.train_size}
     problems, overlap = load_benchmark(task, study.data.benchmarks_dir), None
     if evaluation:
@@ -105,16 +106,38 @@ def _prepare_benchmark(study: Study, task: str, seed: int, folder: Path, evaluat
         raise ConfigError(
             f"data: {task} has {len(problems)} problems, too few for validation_size + test_size + 1 = {needed}; lower them"
         )
+    unreadable = unreadable_golds(grader_kind(task), (p.answer for p in problems))
     order = numpy_generator(seed, task, "splits").permutation(len(problems))
     counts, start = {}, 0
     for split, size in sizes.items():
         chosen = [replace(problems[i], split=split) for i in order[start : start + size]]
+        _refuse(task, chosen, unreadable)
         counts[split] = write_problems(folder / f"{split}.jsonl", chosen)
         start += size
     counts["warmup"] = write_problems(folder / "warmup.jsonl", _worked_solutions(study, task, folder))
     write_json(folder / "facts.json", {})
     extra = {"notes": {"removed for overlap": len(overlap.training_ids) if overlap and study.data.remove_contamination else 0}}
     return _finish_manifest(study, task, seed, folder, counts, evaluation, extra, overlap)
+
+
+def _refuse(task: str, problems: list[Problem], unreadable: dict[str, str]) -> None:
+    """A problem whose gold cannot be read can only give responses without a grade: it has no place among those to learn from."""
+    for problem in problems:
+        if problem.answer in unreadable:
+            raise DataError(
+                f"{task}, problem {problem.id!r}: the gold {problem.answer[:200]!r} cannot be read by the grader: "
+                f"{unreadable[problem.answer]}; mend the answer or remove the problem from the set"
+            )
+
+
+def _unreadable_of(evaluation: Evaluation) -> list[dict[str, str]]:
+    """Problems of the evaluation sets whose gold cannot be read. The sets are pinned and stay whole: the manifest names them, and
+    their answers are counted as ``error`` unless they equal the gold as text."""
+    found = []
+    for name, problems in evaluation.items():
+        unreadable = unreadable_golds(grader_kind(name), (p.answer for p in problems))
+        found += [{"set": name, "id": p.id, "gold": p.answer} for p in problems if p.answer in unreadable]
+    return found
 
 
 def _worked_solutions(study: Study, task: str, folder: Path) -> list[Problem]:
@@ -144,6 +167,8 @@ def _finish_manifest(
     if overlap:
         rows = [{"split": name, **found} for name, found in overlap.counts().items()]
         write_json(folder / "contamination.json", rows)
+    if unreadable := _unreadable_of(evaluation):
+        extra = {**extra, "unreadable_golds": unreadable, "notes": {**extra["notes"], "golds that cannot be read": len(unreadable)}}
     return _write_manifest(folder, {"task": task, "seed": seed, "profile": study.profile, "counts": counts, **extra})
 
 

@@ -20,6 +20,7 @@ from tepo_core.tasks.problem import TOKEN_KINDS, Problem
 class Experience:
     """P prompts x G responses = B rows, ordered by prompt then sample.
 
+    ``rewards_PG`` is NaN where the grader reached no verdict (``graded_PG`` False); such a response has advantage 0.
     ``kinds`` holds an index into :data:`tepo_core.tasks.problem.TOKEN_KINDS` for every token, or None where the task has no truth;
     ``reference`` the reference policy's log-probs, ``weights`` the off-policy correction, ``old_ahead``
     the multi-token modules' log-probs under the sampling policy ([T, K - 1] a response); each None when not used."""
@@ -44,6 +45,25 @@ class Experience:
     @property
     def correct_PG(self) -> np.ndarray:
         return np.array([grade.reward for grade in self.grades]).reshape(self.rewards_PG.shape)
+
+    @property
+    def graded_PG(self) -> np.ndarray:
+        return np.array([grade.graded for grade in self.grades]).reshape(self.rewards_PG.shape)
+
+    @property
+    def all_correct_P(self) -> np.ndarray:
+        """Groups in which something was graded, and all of it right."""
+        return self.graded_PG.any(1) & np.where(self.graded_PG, self.correct_PG == 1, True).all(1)
+
+    @property
+    def all_wrong_P(self) -> np.ndarray:
+        """Groups in which something was graded, and none of it right."""
+        return self.graded_PG.any(1) & (self.correct_PG == 0).all(1)
+
+    @property
+    def flat_P(self) -> np.ndarray:
+        """Groups without signal: all that was graded is right, or none of it, or nothing was graded."""
+        return self.all_correct_P | self.all_wrong_P | ~self.graded_PG.any(1)
 
     def rows_of(self, prompts: np.ndarray) -> list[int]:
         """Rows of the given prompts, all responses of each."""
@@ -84,23 +104,25 @@ def pad_grid(rows: list[np.ndarray] | list[list[float]], dtype: torch.dtype, dev
 
 
 def reward_sums(experience: Experience) -> dict[str, tuple[float, float]]:
-    """Numerators and denominators of a rollout step (format of ``metrics.jsonl``)."""
+    """Numerators and denominators of a rollout step (format of ``metrics.jsonl``). ``reward`` and ``correct`` are over the graded
+    responses; ``ungraded`` says how many were not."""
     rollouts, grades = experience.rollouts, experience.grades
     responses = len(rollouts)
     tokens = float(sum(len(ids) for ids in rollouts.response_ids))
-    correct_PG, groups = experience.correct_PG, experience.rewards_PG.shape[0]
-    same = correct_PG.min(1) == correct_PG.max(1)
+    graded_PG, groups = experience.graded_PG, experience.rewards_PG.shape[0]
+    graded = int(graded_PG.sum())
     sums = {
-        "reward": (float(experience.rewards_PG.sum()), responses),
-        "correct": (float(correct_PG.sum()), responses),
+        "reward": (float(experience.rewards_PG[graded_PG].sum()), graded),
+        "correct": (float(experience.correct_PG.sum()), graded),
+        "ungraded": (float(responses - graded), responses),
         "format": (float(sum(grade.extracted is not None for grade in grades)), responses),
         "truncated": (float(responses - sum(rollouts.finished)), responses),
         "length": (tokens, responses),
         "entropy": (float(sum(row.sum(dtype=np.float64) for row in experience.old_entropies)), tokens),
         "entropy_sampled": (-float(sum(row.sum(dtype=np.float64) for row in experience.old_logprobs)), tokens),
-        "zero_variance": (float(same.sum()), groups),
-        "all_correct": (float((correct_PG.min(1) == 1).sum()), groups),
-        "all_wrong": (float((correct_PG.max(1) == 0).sum()), groups),
+        "zero_variance": (float(experience.flat_P.sum()), groups),
+        "all_correct": (float(experience.all_correct_P.sum()), groups),
+        "all_wrong": (float(experience.all_wrong_P.sum()), groups),
         "covariance": (_covariance(experience) * tokens, tokens),
     }
     if experience.kinds is not None:

@@ -27,7 +27,7 @@ def token_lines(experience: Experience, result: UpdateResult, rows: list[int], p
     lines = []
     for row in rows:
         kept = result.tokens.get(row)
-        if kept is None:  # a response without advantage whose forward pass was left out
+        if kept is None or not experience.grades[row].graded:  # its forward pass was left out, or it is neither right nor wrong
             continue
         ids = experience.rollouts.response_ids[row]
         texts = policy.token_texts(ids)
@@ -51,9 +51,10 @@ def response_lines(experience: Experience, rows: list[int], policy: Policy, step
     for row in rows:
         problem = experience.problems[row // experience.group_size]
         ids, grade = experience.rollouts.response_ids[row], experience.grades[row]
+        reward = float(experience.rewards_PG.reshape(-1)[row]) if grade.graded else None
         line = {
             "step": step, "response": row, "prompt_id": problem.id, "prompt": problem.prompt, "text": policy.decode(ids),
-            "reward": float(experience.rewards_PG.reshape(-1)[row]), "outcome": grade.outcome.value, "length": len(ids),
+            "reward": reward, "outcome": grade.outcome.value, "length": len(ids),
             "finish": "stop" if experience.rollouts.finished[row] else "length",
         }  # fmt: skip
         lines.append(json.dumps(line, sort_keys=True))

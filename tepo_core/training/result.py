@@ -23,9 +23,10 @@ class TrainResult:
         return read_metrics(self.folder)
 
     def table(self) -> pd.DataFrame:
-        """Accuracy, entropy and length about every tenth of the run."""
+        """Accuracy, entropy and length about every tenth of the run; the share that was not graded where there is any."""
         frame = self.metrics.frame("rollout").set_index("step")
-        shown = frame[["correct", "format", "entropy", "length", "zero_variance"]]
+        lost = ["ungraded"] if frame.get("ungraded", pd.Series([0.0])).any() else []
+        shown = frame[["correct", *lost, "format", "entropy", "length", "zero_variance"]]
         step = max(1, len(shown) // 10)
         return pd.concat([shown.iloc[:-1:step], shown.iloc[-1:]])
 

@@ -64,8 +64,7 @@ class Sampler:
             asked += rows
             keep = np.arange(len(part.problems))
             if self.train.zero_variance != "keep":
-                correct_PG = part.correct_PG  # correctness decides, not the shaped reward
-                keep = np.flatnonzero(correct_PG.min(1) != correct_PG.max(1))
+                keep = np.flatnonzero(~part.flat_P)  # correctness decides, not the shaped reward
             kept.extend((part, int(p)) for p in keep)
             if self.train.zero_variance != "refill" or len(kept) >= wanted:
                 break
@@ -114,11 +113,13 @@ class Sampler:
 
     def _experience(self, problems: list[Problem], rollouts: Rollouts, grades: list[Grade]) -> Experience:
         limit, buffer = self.train.max_new_tokens, self.train.overlong_buffer
-        rewards = [
-            g.reward + overlong_penalty(len(ids), limit, buffer) for g, ids in zip(grades, rollouts.response_ids, strict=True)
+        rewards = [  # NaN where there is no verdict: a sum that forgets this shows it
+            g.reward + overlong_penalty(len(ids), limit, buffer) if g.graded else np.nan
+            for g, ids in zip(grades, rollouts.response_ids, strict=True)
         ]
-        rewards_PG = np.array(rewards).reshape(len(problems), self.train.group_size)
-        advantages_PG = compute_advantages(torch.from_numpy(rewards_PG), self.advantage).numpy()
+        rewards_PG = torch.tensor(rewards, dtype=torch.float64).reshape(len(problems), self.train.group_size)
+        advantages_PG = compute_advantages(rewards_PG, self.advantage, ~rewards_PG.isnan()).numpy()
+        rewards_PG = rewards_PG.numpy()
         old_logprobs, old_entropies = rollouts.logprobs, rollouts.entropies
         if any(row is None for row in old_entropies):
             # the engine gives no exact entropies (vLLM): the trainer's own model is the sampling policy's other copy

@@ -204,11 +204,12 @@ class Trainer:
                 kept.reference = self._reference_logprobs(kept)
             self._learn(kept, bool(recorded))
             self.engine.update_weights(self.policy.model)
-        self.rewards.append(sums["correct"][0] / sums["correct"][1])
+        if sums["correct"][1]:  # else nothing was graded, and there is no accuracy
+            self.rewards.append(sums["correct"][0] / sums["correct"][1])
         self._check_reward()
         if self.train.validate_every and (self.step % self.train.validate_every == 0 or self.step == self.train.rollouts):
             self._validate()
-        shown = {name: sums[name][0] / sums[name][1] for name in ("reward", "entropy")}
+        shown = {name: sums[name][0] / sums[name][1] for name in ("reward", "entropy") if sums[name][1]}
         return collected.values["tokens"], shown
 
     def _learn(self, experience: Experience, recorded: bool) -> None:

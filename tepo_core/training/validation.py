@@ -36,8 +36,9 @@ class Validator:
         """Sums for ``metrics.jsonl``, and one record a planted fact (empty where there are none)."""
         prompts = [self.policy.encode(problem.prompt) for problem in self.problems]
         sums: dict[str, tuple[float, float]] = {}
+        graded = asked = 0
         for name in ("greedy", "sample"):
-            graded = sample_and_grade(
+            answers = sample_and_grade(
                 self.engine,
                 self.grader,
                 self.policy.decode,
@@ -47,9 +48,12 @@ class Validator:
                 params=replace(self.params, greedy=name == "greedy"),
                 seeds=[derive_seed(*self.seed_labels, "validation", step, problem.id) for problem in self.problems],
             )
-            sums[name] = (sum(grade.reward for grade in graded.grades), len(graded.grades))
+            grades = answers.grades
+            sums[name] = (sum(grade.reward for grade in grades), sum(grade.graded for grade in grades))
+            graded, asked = graded + sums[name][1], asked + len(grades)
             if name == "greedy":
-                sums["format"] = (float(sum(grade.extracted is not None for grade in graded.grades)), len(graded.grades))
+                sums["format"] = (float(sum(grade.extracted is not None for grade in grades)), len(grades))
+        sums["ungraded"] = (float(asked - graded), asked)
         records = self._probe_facts(step) if self.facts else []
         if records:
             for name, bad in (("fact_correct", True), ("fact_kept", False)):

@@ -67,3 +67,35 @@ def test_leave_one_out_baseline_is_unbiased():
 def test_bad_input(rewards, kind, message):
     with pytest.raises(ValueError, match=message):
         compute_advantages(torch.tensor(rewards), kind)
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_a_response_that_was_not_graded_is_left_out(kind):
+    """Seven right and one time-out carry no signal; four right, three wrong and one time-out are a group of seven."""
+    nan = float("nan")
+    rewards_PG = torch.tensor([[1.0] * 7 + [nan], [1, 1, 1, 1, 0, 0, 0, nan], [nan] * 7 + [1.0], [nan] * 8])
+    advantages_PG = compute_advantages(rewards_PG, kind, graded_PG=~rewards_PG.isnan())
+    assert advantages_PG[[0, 2, 3]].abs().max() == 0
+    seven = compute_advantages(rewards_PG[1:2, :7], kind)[0]
+    assert advantages_PG[1].tolist() == pytest.approx([*seven.tolist(), 0.0], rel=1e-6)
+    # mean 4/7; variance (4 (3/7)^2 + 3 (4/7)^2) / 6 = 2/7; leave-one-out of the first: 1 - 3/6
+    right = {"group": (3 / 7) / (2 / 7) ** 0.5, "centred": 3 / 7, "loo": 1 / 2}[kind]
+    assert advantages_PG[1, 0].item() == pytest.approx(right)
+    assert advantages_PG[1].sum().item() == pytest.approx(0, abs=1e-6)
+
+
+def test_whatever_stands_in_the_place_of_a_missing_reward_changes_nothing():
+    """Two graded of four: the place of the others and the number in it do not matter."""
+    rewards_PG = torch.tensor([[1.0, 0.0, 5.0, -9.0]])
+    graded_PG = torch.tensor([[True, True, False, False]])
+    wanted = [2**-0.5, -(2**-0.5), 0.0, 0.0]
+    assert compute_advantages(rewards_PG, graded_PG=graded_PG)[0].tolist() == pytest.approx(wanted)
+    turned = compute_advantages(rewards_PG.flip(1), graded_PG=graded_PG.flip(1)).flip(1)
+    assert turned[0].tolist() == pytest.approx(wanted)
+
+
+def test_a_graded_reward_must_be_finite_and_the_mask_must_fit():
+    with pytest.raises(ValueError, match="reward of prompt 0, response 1 is nan"):
+        compute_advantages(torch.tensor([[1.0, float("nan")]]), graded_PG=torch.tensor([[True, True]]))
+    with pytest.raises(ValueError, match=r"graded_PG must be booleans of the shape of rewards_PG, \[1, 2\]"):
+        compute_advantages(torch.tensor([[1.0, 0.0]]), graded_PG=torch.tensor([[1, 1, 0]]))

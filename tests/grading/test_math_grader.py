@@ -306,3 +306,21 @@ def test_ten_thousand_answers_with_twenty_hangs():
     assert {i for i, outcome in enumerate(found) if outcome == "timeout"} == {i for i in hangs}
     assert Counter(found) == {"timeout": 20, "correct": 9980}
     assert not [p for p in processes if p.is_running()]
+
+
+@pytest.mark.parametrize(
+    "ordinal", ["12^{\\text{th}}", "12^\\text{th}", "12^{th}", "12th", "12\\text{th}", "$12^{\\mathrm{th}}$", "12 ^ {\\rm th}"]
+)
+def test_ordinals_are_their_numbers(grader, ordinal):
+    """As the gold and as the answer."""
+    for gold, answer, outcome in [
+        (ordinal, "12", Outcome.CORRECT), ("12", ordinal, Outcome.CORRECT), (ordinal, "13", Outcome.WRONG),
+    ]:  # fmt: skip
+        [grade] = grader.grade(golds=[gold], responses=[f"\\boxed{{{answer}}}"], truncated=[False])
+        assert grade.outcome is outcome, (gold, answer)
+
+
+def test_other_exponents_are_no_ordinals(grader):
+    for gold, answer in [("x^{th}", "x"), ("2^{t}", "2"), ("2^{th}", "2"), ("5^{nd}x", "5x"), ("12^{\\text{st}}", "12")]:
+        [grade] = grader.grade(golds=[gold], responses=[f"\\boxed{{{answer}}}"], truncated=[False])
+        assert grade.outcome is not Outcome.CORRECT, gold
