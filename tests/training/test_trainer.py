@@ -231,9 +231,10 @@ def test_records_agree_with_the_rollouts(base, tmp_path):
     assert set(facts["step"]) == {0, 2, 4} and len(facts) == 3 * 180
     assert set(tokens["kind"]) <= {"decisive", "digit", "copied", "format"}
     assert (tokens.loc[tokens["kind"] == "decisive", "fact"].notna()).all()
-    update = read_metrics(result.folder).frame("update").query("step == 4 and update == 4").iloc[0]
-    shares = [update[f"gradient@{kind}"] for kind in ("decisive", "digit", "copied", "format")]
-    assert sum(shares) == pytest.approx(1)
+    updates = read_metrics(result.folder).frame("update")
+    shares = updates[[f"gradient@{kind}" for kind in ("decisive", "digit", "copied", "format")]].dropna()
+    assert len(shares), "no update had a gradient"
+    assert shares.sum(axis=1).tolist() == pytest.approx([1.0] * len(shares))
 
 
 def test_mpo_with_multi_token_modules(tmp_path):
