@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,8 +60,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="overhead-") as temporary:
         folder = Path(temporary) / "study"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
-        shutil.copyfile(folder / "profiles" / "smoke.yaml", folder / "params.yaml")
         python = sys.executable
+        run(folder, python, "-m", "tepo_core.commands.cli", "profile", "use", "smoke")
         first, _ = run(folder, python, "-m", "tepo_core.commands.cli", "repro")
         rows = []
         for stage, (arguments, imports) in STAGES.items():

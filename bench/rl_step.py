@@ -31,11 +31,10 @@ LEARNING_RATE = 1e-6
 
 def study(case: str):
     """The quick profile, cut down to sampling and learning."""
-    from ruamel.yaml import YAML
-
+    from tepo_core.commands.profiles import load_profile
     from tepo_core.config import parse_study
 
-    values = YAML(typ="safe").load((ROOT / "profiles" / "quick.yaml").read_text())
+    values = load_profile(ROOT, "quick").model_dump()
     minibatches, epochs = UPDATES[case]
     values |= {"profile": f"bench-{case}", "tasks": ["facts"], "methods": ["grpo"], "seeds": [0]}
     values["train"] |= {

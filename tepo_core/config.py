@@ -17,6 +17,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 ARITHMETIC_TASKS = ("facts", "facts_hard", "noise")
+BASE_PROFILE = "quick.yaml"
+WHOLE = ("variants",)
+"""Mappings that are one value: a profile replaces them."""
 LABEL = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.]+)*")
 
 Count = Annotated[int, Field(ge=1)]
@@ -290,13 +293,42 @@ def parse_study(values: Any, where: str = "params.yaml") -> Study:
 def load_study(path: str | Path = "params.yaml") -> Study:
     """Read and validate a parameter file. Raises :class:`ConfigError` when it is missing, not YAML, or invalid."""
     path = Path(path)
+    return parse_study(read_values(path), path.name)
+
+
+def read_values(path: Path) -> Any:
+    """The plain values of a parameter file; a file of ``profiles/`` states what differs from ``profiles/quick.yaml``.
+
+    Raises :class:`ConfigError` when it is missing or not YAML."""
     try:
         values = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; run 'tepo profile use quick' to write one") from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    return parse_study(values, path.name)
+    base = base_of(path)
+    if base is None or not isinstance(values, dict) or not values:
+        return values
+    complete = read_values(base)
+    if not isinstance(complete, dict):
+        raise ConfigError(f"{base}: empty or not a mapping of parameters; the other profiles state what differs from it")
+    out = merged(complete, values)
+    return out if "profile" in values else {name: value for name, value in out.items() if name != "profile"}  # not inherited
+
+
+def base_of(path: Path) -> Path | None:
+    """The complete file behind a profile; None for a file that stands on its own."""
+    base = path.absolute().with_name(BASE_PROFILE)
+    return base if base.parent.name == "profiles" and base.name != path.name and base.is_file() else None
+
+
+def merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``own``: groups are merged key by key, lists and :data:`WHOLE` are replaced."""
+    out = dict(base)
+    for key, value in own.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in WHOLE
+        out[key] = merged(base[key], value) if both else value
+    return out
 
 
 def digest(value: Any) -> str:

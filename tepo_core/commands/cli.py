@@ -37,7 +37,7 @@ class LazyGroup(typer.core.TyperGroup):
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="The TEPO study: parameters, pipeline, and what is going on.")  # fmt: skip
-profile_app = typer.Typer(no_args_is_help=True, help="Complete parameter files: list, show, use.")
+profile_app = typer.Typer(no_args_is_help=True, help="Parameters for a purpose: list, show, use.")
 app.add_typer(profile_app, name="profile")
 
 Axis = Optional[str]  # noqa: UP045  typer reads annotations at run time
@@ -64,7 +64,7 @@ def profile_show(
 
     root = find_root()
     path = profiles.path_of(root, name)
-    print(path.read_text(encoding="utf-8"), end="")
+    print(profiles.text_of(root, name), end="")
     _say_changes(profiles.differences(root / "params.yaml", path), "params.yaml differs in")
 
 

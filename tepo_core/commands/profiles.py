@@ -1,4 +1,4 @@
-"""Profiles: complete parameter files under ``profiles/``, one of which is in use as ``params.yaml``."""
+"""Profiles: ``profiles/quick.yaml`` is complete, the others state what differs from it; one is in use as ``params.yaml``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tepo_core.config import ConfigError, load_study
+from tepo_core.commands.graft import graft
+from tepo_core.config import BASE_PROFILE, ConfigError, Study, load_study, read_values
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ def names(root: Path) -> list[str]:
 
 
 def path_of(root: Path, name: str) -> Path:
-    """File of a profile. Raises :class:`ConfigError` naming the known ones."""
+    """File of a profile. Raises :class:`ConfigError` naming the known ones, or when the complete one is gone."""
     known = names(root)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(f"unknown profile {name!r}{hint}; allowed: {', '.join(known)}")
+    if not (root / "profiles" / BASE_PROFILE).is_file():
+        raise ConfigError(f"profiles/{BASE_PROFILE}: no such file; the other profiles state what differs from it")
     return root / "profiles" / f"{name}.yaml"
 
 
@@ -47,18 +50,35 @@ def purpose(path: Path) -> str:
     return first.split("This is the profile", 1)[-1].split(":", 1)[-1].strip().rstrip(".")
 
 
+def load_profile(root: Path, name: str) -> Study:
+    """The complete parameters of a profile. Raises :class:`ConfigError` for an unknown or invalid one."""
+    return load_study(path_of(root, name))
+
+
+def text_of(root: Path, name: str) -> str:
+    """A profile as a complete commented parameter file. Raises :class:`ConfigError` for an unknown or invalid profile."""
+    path, base = path_of(root, name), root / "profiles" / BASE_PROFILE
+    load_study(path)
+    own = path.read_text(encoding="utf-8")
+    if path.name == base.name:
+        return own
+    try:
+        return graft(base.read_text(encoding="utf-8"), own)
+    except ValueError as error:
+        raise ConfigError(f"profiles/{path.name}: cannot be put into profiles/{base.name} line by line: {error}") from None
+
+
 def use(root: Path, name: str) -> list[Change]:
     """Write ``params.yaml`` from a profile; what was there is kept in ``.tepo/params.previous.yaml``.
 
     Returns the parameters that changed. Raises :class:`ConfigError` for an unknown or invalid profile."""
-    source, target = path_of(root, name), root / "params.yaml"
-    load_study(source)
-    changes = differences(target, source)
+    text, target = text_of(root, name), root / "params.yaml"
+    changes = differences(target, path_of(root, name))
     if target.is_file():
         (root / ".tepo").mkdir(exist_ok=True)
         shutil.copyfile(target, root / ".tepo" / "params.previous.yaml")
     if changes or not target.is_file():
-        shutil.copyfile(source, target)
+        target.write_bytes(text.encode())
     return changes
 
 
@@ -70,12 +90,9 @@ def differences(old: Path, new: Path) -> list[Change]:
 
 
 def _plain(path: Path) -> Any:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (OSError, YAMLError, UnicodeDecodeError):
+        return read_values(path)
+    except (OSError, ConfigError):
         return {}
 
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline_project import ROOT, make_project
 from typer.testing import CliRunner
 
-from tepo_core.commands import doctor, headline, plan
+from tepo_core.commands import doctor, headline, plan, profiles
 from tepo_core.commands.cli import app
 from tepo_core.config import load_study
 from tepo_core.pipeline.inputs import RecordError, record_timing
@@ -114,7 +114,7 @@ def test_plan_asks_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     for name in ("dvc.yaml", "claims.yaml", ".dvcignore"):
         shutil.copyfile(ROOT / name, folder / name)
-    shutil.copyfile(ROOT / "profiles" / "smoke.yaml", folder / "params.yaml")
+    (folder / "params.yaml").write_text(profiles.text_of(ROOT, "smoke"))
     shutil.copytree(ROOT / "notebooks", folder / "notebooks")
     shutil.copytree(ROOT / "tepo_core", folder / "tepo_core", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / ".dvc").mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tepo_core.analysis.metrics import METRICS
-from tepo_core.commands import headline, keep
+from tepo_core.commands import headline, keep, profiles
 from tepo_core.pipeline.inputs import RecordError
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def finished_study(root: Path) -> None:
     """A one-run study as 'make repro' leaves it, as far as a record looks at it."""
-    text = (ROOT / "profiles" / "smoke.yaml").read_text()
+    text = profiles.text_of(ROOT, "smoke")
     (root / "params.yaml").write_text(text.replace("methods: [grpo, tepo_kl]", "methods: [grpo]"))
     for folder in ("warmup/facts-s0", "train/facts-grpo-s0", "evaluate/facts-grpo-s0", "evaluate/facts-base-s0"):
         run = root / "runs" / folder

@@ -14,13 +14,14 @@ import pytest
 from pipeline_project import ROOT, environment, make_project, runner, write_notebook
 from stages import validated
 
+from tepo_core.commands.profiles import text_of
 from tepo_core.config import ConfigError, find_root
 from tepo_core.pipeline.inputs import RecordError, check_folder, check_space, explain_os_error, put_in_place, sha256
 from tepo_core.pipeline.parameters import load_validated
 from tepo_core.pipeline.runner import guarded
 from tepo_core.pipeline.stages import Run
 
-SMOKE = (ROOT / "profiles" / "smoke.yaml").read_text(encoding="utf-8")
+SMOKE = text_of(ROOT, "smoke")
 
 
 def edited(folder: Path, *edits: tuple[str, str]) -> Path:

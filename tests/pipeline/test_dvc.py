@@ -11,7 +11,8 @@ import pytest
 from pipeline_project import ROOT, write_notebook
 from ruamel.yaml import YAML
 
-from tepo_core.config import Study, load_study
+from tepo_core.commands.profiles import load_profile
+from tepo_core.config import Study
 from tepo_core.pipeline.dependencies import code_hashes, imported_modules, module_file
 from tepo_core.pipeline.normalise import write_build
 from tepo_core.pipeline.notebooks import NotebookNode, read_notebook
@@ -127,7 +128,7 @@ def test_imports_are_followed(tmp_path: Path) -> None:
 def test_build_holds_resolved_methods_and_parameters(tmp_path: Path) -> None:
     for name in ("notebooks", "tepo_core"):
         (tmp_path / name).symlink_to(ROOT / name)
-    study = load_study(ROOT / "profiles" / "smoke.yaml")
+    study = load_profile(ROOT, "smoke")
     wide = {"preset": "grpo", "clip": [0.2, 0.4], "train": {"lr": 2e-5}}
     write_build(tmp_path, study.model_copy(update={"methods": ["grpo", "wide"], "variants": {"wide": wide}}))
     methods = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "build" / "methods").iterdir()}
@@ -159,7 +160,7 @@ def test_folders_are_those_of_the_run_record() -> None:
 
 
 def test_all_runs_of_a_study() -> None:
-    study = load_study(ROOT / "profiles" / "smoke.yaml")
+    study = load_profile(ROOT, "smoke")
     labels = [run.label for run in all_runs(study)]
     assert labels == [
         "prepare", "warmup facts-s0", "train facts-grpo-s0", "train facts-tepo_kl-s0", "evaluate facts-grpo-s0",

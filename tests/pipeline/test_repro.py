@@ -16,6 +16,7 @@ import pytest
 from pipeline_project import ROOT, environment
 from ruamel.yaml import YAML
 
+from tepo_core.commands.profiles import text_of
 from tepo_core.pipeline.notebooks import nbformat
 
 FAKE = """
@@ -73,7 +74,7 @@ class Project:
         (folder / "bin" / "stage").chmod(0o755)
         shutil.copytree(ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
         shutil.copytree(ROOT / "tepo_core", folder / "tepo_core", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copyfile(ROOT / "profiles" / "smoke.yaml", folder / "params.yaml")
+        (folder / "params.yaml").write_text(text_of(ROOT, "smoke"))
         for name in ("dvc.yaml", "claims.yaml", ".dvcignore", ".gitignore"):
             shutil.copyfile(ROOT / name, folder / name)
         (folder / ".gitignore").open("a").write("executed.log\n")

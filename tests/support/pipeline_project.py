@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from tepo_core.commands.profiles import text_of
 from tepo_core.pipeline.notebooks import nbformat, normalise, to_text
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def make_project(folder: Path, profile: str = "smoke") -> Path:
     (folder / "profiles").symlink_to(ROOT / "profiles")
     for name in ("dvc.yaml", "bin"):
         (folder / name).symlink_to(ROOT / name)
-    shutil.copyfile(ROOT / "profiles" / f"{profile}.yaml", folder / "params.yaml")
+    (folder / "params.yaml").write_text(text_of(ROOT, profile), encoding="utf-8")
     return folder
 
 
