@@ -31,7 +31,7 @@ def long_functions(source: str, limit: int = 10) -> list[str]:
 
 
 def test_a_notebook_for_every_stage() -> None:
-    assert {*AXES, "00_overview", "explore"} <= set(NAMES)
+    assert {*AXES, "00_overview", "explore", "one_step"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=NAMES)
@@ -56,9 +56,9 @@ def test_pictures_are_shown_and_not_left_to_a_shell(path: Path) -> None:
         assert source.count("show(") == drawn, f"{path.name}: {drawn} figures are made in a cell"
 
 
-def test_the_overview_links_every_stage() -> None:
+def test_the_overview_links_every_stage_and_the_places_to_look() -> None:
     text = (ROOT / "notebooks" / "00_overview.ipynb").read_text(encoding="utf-8")
-    assert set(re.findall(r"\((\w+)\.ipynb\)", text)) == {*AXES, "explore"}
+    assert set(re.findall(r"\((\w+)\.ipynb\)", text)) == {*AXES, "explore", "one_step"}
 
 
 def test_long_functions_are_found() -> None:
