@@ -1,7 +1,8 @@
-"""JSON with equal bytes for equal values, and hashes of files."""
+"""JSON with equal bytes for equal values, hashes of files, and the paths that parameters name."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -19,3 +20,21 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def local_path(text: str | Path, root: Path) -> Path:
+    """A path of params.yaml: ``~`` is a user's home, and a relative one starts at the folder of params.yaml (``root``), from wherever
+    it is read."""
+    path = str(text)
+    if path.startswith("~"):
+        with contextlib.suppress(RuntimeError):  # no such user: the name stays, and whoever opens it says that it does not exist
+            path = str(Path(path).expanduser())
+    return Path(root).absolute() / path
+
+
+def source_path(source: str, root: Path) -> Path | None:
+    """The folder or GGUF file that ``policy.source`` means; None for a built-in name or a hub id.
+
+    A path begins with ``/``, ``.`` or ``~``, ends with ``.gguf``, or is the name of a folder beside params.yaml."""
+    path = local_path(source, root)
+    if source.startswith(("/", ".", "~")) or source.endswith(".gguf") or (source != "tiny" and path.is_dir()):
+        return path
+    return None

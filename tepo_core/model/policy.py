@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import huggingface_hub.constants as hub
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -17,8 +20,9 @@ from transformers.utils import logging as transformers_logging
 from tepo_core import config
 from tepo_core.config import ConfigError
 from tepo_core.model import mtp
+from tepo_core.model.inspect import check_chat, check_folder, check_vocabulary, context_of
 from tepo_core.model.norms import use_lean_norms
-from tepo_core.model.sources import add_adapters, end_of_turn, gguf_file, load_gguf, merged
+from tepo_core.model.sources import add_adapters, end_of_turn, gguf_file, gguf_tokenizer, load_gguf, merged
 from tepo_core.seeding import derive_seed
 
 transformers_logging.disable_progress_bar()
@@ -53,7 +57,7 @@ class Policy:
     @property
     def context(self) -> int:
         """Longest sequence in tokens, prompt and response together."""
-        return int(self.model.config.max_position_embeddings)
+        return context_of(self.model.config, getattr(self.model.config, "name_or_path", ""))
 
     @property
     def parameters(self) -> int:
@@ -123,20 +127,20 @@ def with_adapters(policy: Policy, cfg: config.Policy, seed: int) -> Policy:
 def load_policy(source: str | Path, cfg: config.Policy) -> Policy:
     """Load a folder or a hub id. Safetensors only; the repository's own code runs only with ``policy.trust_remote_code: true``.
 
-    Raises :class:`ConfigError` for a folder without weights, a tokenizer without EOS, or a hub id that cannot be reached."""
+    Raises :class:`ConfigError` for a folder without whole weights, a tokenizer without EOS, a chat template that is missing or fails, a
+    model without a longest sequence, or a hub id that cannot be reached."""
     if path := gguf_file(str(source)):
         model, tokenizer = load_gguf(path, getattr(torch, cfg.dtype))
         return _ready(model, tokenizer, source, cfg)
     folder = Path(source)
     if folder.exists() or str(source).startswith(("/", ".")):
-        _check_folder(folder)
+        check_folder(folder)
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
-        model_config = AutoConfig.from_pretrained(source, **options)
+        model_config, tokenizer = _described(source, options)
         model = AutoModelForCausalLM.from_pretrained(
             source, config=model_config, dtype=getattr(torch, cfg.dtype), use_safetensors=True, **options
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"policy.source = {str(source)!r}: cannot be loaded ({_first_line(error)}); allowed: 'tiny', 'smollm2-135m-gguf', "
@@ -146,12 +150,54 @@ def load_policy(source: str | Path, cfg: config.Policy) -> Policy:
     return _ready(model, tokenizer, source, cfg)
 
 
+def examine(source: str | Path, cfg: config.Policy) -> None:
+    """What :func:`load_policy` would refuse, found without reading weights. Raises :class:`ConfigError` as it does.
+
+    Of a hub id what the cache or the hub can be asked for; where neither answers, loading it will say so."""
+    if path := gguf_file(str(source)):
+        if cfg.prompt_format == "chat":
+            check_chat(gguf_tokenizer(path), source)
+        return
+    local = isinstance(source, Path)
+    if local:
+        check_folder(source)
+    options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    options["local_files_only"] = local or not _hub_answers()
+    try:
+        model_config, tokenizer = _described(source, options)
+    except ValueError as error:
+        if not local:
+            return
+        raise ConfigError(f"{source}: config.json or the tokenizer cannot be read ({_first_line(error)})") from None
+    context_of(model_config, source)
+    check_vocabulary(tokenizer, source)
+    if cfg.prompt_format == "chat":
+        check_chat(tokenizer, source)
+
+
+def _described(source: str | Path, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Configuration and tokenizer. Raises ValueError for whatever transformers raises about them, a dozen unrelated types."""
+    try:
+        return AutoConfig.from_pretrained(source, **options), AutoTokenizer.from_pretrained(source, **options)
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _hub_answers() -> bool:
+    """Whether the hub's name can be resolved; without that, asking it takes half a minute of retries."""
+    try:
+        socket.getaddrinfo(urlsplit(hub.ENDPOINT).hostname, 443)
+    except OSError:
+        return any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    return True
+
+
 def _ready(model: Any, tokenizer: Any, source: str | Path, cfg: config.Policy) -> Policy:
     """Check the tokenizer, fill in its padding token, and switch on what the parameters ask for."""
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(
-            f"policy.source = {str(source)!r}: its tokenizer has no EOS token; set 'eos_token' in tokenizer_config.json"
-        )
+    check_vocabulary(tokenizer, source)
+    context_of(model.config, source)
+    if cfg.prompt_format == "chat":
+        check_chat(tokenizer, source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # safe here: padding is masked by length, never by value
     if cfg.gradient_checkpointing:
@@ -177,18 +223,6 @@ def _refuse_dropout(model: Any, source: str | Path) -> None:
 
 def _positive(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise ConfigError(f"policy folder {folder}: no such folder; run the stage that writes it (warmup or train) first")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"policy folder {folder}: config.json is missing; remove the run and run its stage again")
-    if not list(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"policy folder {folder}: no *.safetensors file, so there are no weights to load (other formats are refused); "
-            "remove the run and run its stage again, or convert the weights with save_pretrained"
-        )
 
 
 def _first_line(error: BaseException) -> str:

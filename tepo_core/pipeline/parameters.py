@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Strict, Study, load_study, parse_study
+from tepo_core.files import local_path, source_path
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -26,9 +27,10 @@ def load_validated(path: str | Path = "params.yaml") -> Study:
     key = _key(path)
     if marker.is_file() and marker.read_text(encoding="utf-8") == key:
         return study
-    check(study, path.name)
+    root = path.absolute().parent
+    check(study, path.name, root)
     # Folders can change behind the parameters, so what they held is never remembered.
-    named = is_folder(study.policy.source) or study.data.benchmarks_dir is not None
+    named = source_path(study.policy.source, root) is not None or study.data.benchmarks_dir is not None
     if (path.parent / "dvc.yaml").is_file() and not named:
         try:
             marker.parent.mkdir(exist_ok=True)
@@ -43,20 +45,16 @@ def load_normalised(path: Path) -> Study:
     return parse_study(json.loads(path.read_text(encoding="utf-8")))
 
 
-def check(study: Study, where: str = "params.yaml") -> None:
-    """The checks that the typed parameters cannot make on their own. Raises :class:`ConfigError` listing every fault."""
+def check(study: Study, where: str = "params.yaml", root: Path = Path()) -> None:
+    """The checks that the typed parameters cannot make on their own; paths start at ``root``.
+
+    Raises :class:`ConfigError` listing every fault."""
     faults = _missing(study, where)
-    faults += _tasks(study, where)
+    faults += _tasks(study, where, root)
     faults += _methods(study, where)
-    if is_folder(study.policy.source):
-        faults += _policy_folder(study, where)
+    faults += _policy(study, where, root)
     if faults:
         raise ConfigError("\n".join(faults))
-
-
-def is_folder(source: str) -> bool:
-    """Whether ``policy.source`` means a folder (it exists, or is written like a path) and not a hub id."""
-    return source != "tiny" and (source.startswith((".", "/", "~")) or Path(source).is_dir())
 
 
 def _missing(study: Study, where: str) -> list[str]:
@@ -75,7 +73,7 @@ def _left_out(group: Strict, prefix: str = "") -> list[str]:
     return names
 
 
-def _tasks(study: Study, where: str) -> list[str]:
+def _tasks(study: Study, where: str, root: Path) -> list[str]:
     from tepo_core.tasks.benchmark_table import BENCHMARKS
 
     tasks = [*ARITHMETIC_TASKS, *(name for name, entry in BENCHMARKS.items() if entry.use == "train")]
@@ -93,7 +91,7 @@ def _tasks(study: Study, where: str) -> list[str]:
         _unknown(where, "evaluate.splits", split, allowed) for split in study.evaluate.splits if split not in allowed
     ]
     folder = study.data.benchmarks_dir
-    if folder is not None and not Path(folder).expanduser().is_dir():
+    if folder is not None and not local_path(folder, root).is_dir():
         faults.append(
             f"{where}: data.benchmarks_dir = {folder!r}: no such folder; allowed: a folder of *.jsonl files, or null"
         )
@@ -127,13 +125,22 @@ def _methods(study: Study, where: str) -> list[str]:
     return faults
 
 
-def _policy_folder(study: Study, where: str) -> list[str]:
-    from tepo_core.model.policy import _check_folder
+def _policy(study: Study, where: str, root: Path) -> list[str]:
+    """The model's files, its context and its chat template, as far as this machine has them."""
+    source = study.policy.source
+    if source == "tiny":
+        if study.policy.prompt_format == "plain":
+            return []
+        fault = "the tokenizer of policy.source = 'tiny' has no chat template; set it to 'plain'"
+        return [f"{where}: policy.prompt_format = 'chat': {fault}"]
+    from tepo_core.model.policy import examine
 
     try:
-        _check_folder(Path(study.policy.source).expanduser())
+        examine(source_path(source, root) or source, study.policy)
     except ConfigError as error:
-        return [f"{where}: policy.source = {study.policy.source!r}: {error}"]
+        text = str(error)
+        named = text.startswith(("policy.source", "policy.prompt_format"))
+        return [f"{where}: {text}" if named else f"{where}: policy.source = {source!r}: {text}"]
     return []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Study
-from tepo_core.files import sha256, write_json
+from tepo_core.files import local_path, sha256, write_json
 from tepo_core.grading.golds import unreadable_golds
 from tepo_core.seeding import numpy_generator
 from tepo_core.tasks import arithmetic
@@ -55,17 +55,27 @@ def prepare(study: Study, root: Path, out: Path | None = None) -> Prepared:
     """Generate or load the data sets of every (task, seed) into ``out`` (default ``data/prepared``)."""
     out = out or root / "data" / "prepared"
     manifests = {}
-    evaluation = {name: load_benchmark(name, study.data.benchmarks_dir) for name in study.data.eval_sets}
+    sets = benchmarks_folder(study, root)
+    evaluation = {name: load_benchmark(name, sets) for name in study.data.eval_sets}
     for task in study.tasks:
         for seed in study.seeds:
             folder = out / data_folder(root, task, seed).name
             folder.mkdir(parents=True, exist_ok=True)
-            make = _prepare_arithmetic if task in ARITHMETIC_TASKS else _prepare_benchmark
-            manifests[folder.name] = make(study, task, seed, folder, evaluation)
+            if task in ARITHMETIC_TASKS:
+                manifests[folder.name] = _prepare_arithmetic(study, task, seed, folder, evaluation)
+            else:
+                problems = load_benchmark(task, sets)
+                manifests[folder.name] = _prepare_benchmark(study, task, seed, folder, evaluation, problems)
     return Prepared(out, manifests)
 
 
 Evaluation = dict[str, list[Problem]]
+
+
+def benchmarks_folder(study: Study, root: Path) -> Path | None:
+    """``data.benchmarks_dir`` as a path; None where problem sets come from their public sources."""
+    folder = study.data.benchmarks_dir
+    return None if folder is None else local_path(folder, root)
 
 
 def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path, evaluation: Evaluation) -> dict[str, Any]:
@@ -91,13 +101,15 @@ def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path, evalua
     return _finish_manifest(study, task, seed, folder, counts, evaluation, extra, None)
 
 
-def _prepare_benchmark(study: Study, task: str, seed: int, folder: Path, evaluation: Evaluation) -> dict[str, Any]:
+def _prepare_benchmark(
+    study: Study, task: str, seed: int, folder: Path, evaluation: Evaluation, problems: list[Problem]
+) -> dict[str, Any]:
     """Splits of a public training set: what overlaps with an evaluation set goes first, the rest is shuffled by the seed.
 
     Raises :class:`ConfigError` when it holds fewer problems than the splits ask for, or a warm-up is asked of a set that has no
     worked solutions, and :class:`DataError` for a gold that the grader cannot read."""
     sizes = {"validation": study.data.validation_size, "test": study.data.test_size, "train": study.data.train_size}
-    problems, overlap = load_benchmark(task, study.data.benchmarks_dir), None
+    overlap = None
     if evaluation:
         kept, overlap = remove_overlap(problems, evaluation)
         problems = kept if study.data.remove_contamination else problems

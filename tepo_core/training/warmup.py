@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from tepo_core.config import Study
-from tepo_core.files import write_json
+from tepo_core.files import source_path, write_json
 from tepo_core.model.batching import length_parts
 from tepo_core.model.logprobs import response_states, state_logprobs
 from tepo_core.model.mtp import ahead_loss, modules_of
@@ -49,11 +49,12 @@ class WarmupResult:
         return frame.iloc[:: max(1, len(frame) // 10)].set_index("step")
 
 
-def initial_policy(study: Study, seed: int) -> Policy:
-    """The policy before the warm-up: the built-in tiny model, or the one that ``policy.source`` names."""
+def initial_policy(study: Study, seed: int, root: Path) -> Policy:
+    """The policy before the warm-up: the built-in tiny model, or the one that ``policy.source`` names (a path from ``root``)."""
     if study.policy.source == "tiny":
         return build_tiny(study.policy, build_tokenizer(), seed)
-    return load_policy(study.policy.source, study.policy)
+    source = study.policy.source
+    return load_policy(source_path(source, root) or source, study.policy)
 
 
 def cosine_lr(peak: float, step: int, steps: int) -> float:
@@ -73,7 +74,7 @@ def warmup(study: Study, task: str, seed: int, root: Path, out: Path | None = No
     set_threads(study.compute)
     device = resolve_device(study.compute)
     traces = load_split(data_folder(root, task, seed), "warmup") if cfg.steps else []
-    policy = initial_policy(study, seed)
+    policy = initial_policy(study, seed, root)
     if cfg.steps:
         policy = with_adapters(policy, study.policy, seed)
     policy.model.to(device)

@@ -41,7 +41,12 @@ def test_equal_bytes_whatever_the_users_settings(name: str, metrics) -> None:
         "gradient": lambda: gradient_figure(["grpo", "tepo"]),
     }[name]
     shown = show(draw(), "words")
-    assert isinstance(shown, Image) and shown.data.startswith(b"\x89PNG") and b"Software" not in shown.data and shown.alt == "words"
+    assert (
+        isinstance(shown, Image)
+        and shown.data.startswith(b"\x89PNG")
+        and b"Software" not in shown.data
+        and shown.alt == "words"
+    )
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "savefig.dpi": 30, "axes.facecolor": "red"}):
         assert show(draw()).data == shown.data
 

@@ -173,7 +173,7 @@ def test_policy_folder_without_weights(tmp_path: Path) -> None:
 def test_what_was_found_right_is_remembered_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = make_project(tmp_path / "project")
     calls = []
-    monkeypatch.setattr("tepo_core.pipeline.parameters.check", lambda study, where: calls.append(study.profile))
+    monkeypatch.setattr("tepo_core.pipeline.parameters.check", lambda study, *_: calls.append(study.profile))
     load_validated(project / "params.yaml")
     load_validated(project / "params.yaml")
     assert calls == ["smoke"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tepo_core.training.warmup import cosine_lr, initial_policy, warmup
 
 
 def policy():
-    return initial_policy(tiny_study(), 0)
+    return initial_policy(tiny_study(), 0, Path("."))
 
 
 def test_muon_takes_the_matrices_inside_the_layers_and_adamw_the_rest():
@@ -102,4 +103,4 @@ def test_no_steps_keep_the_policy_and_show_an_empty_table(tmp_path):
     result = warmup(study, "facts", 0, tmp_path, tmp_path / "run")
     assert result.table().empty and warmup_figure(result.metrics).axes
     weights = load_policy(tmp_path / "run" / "policy", study.policy).model.state_dict()
-    assert all(torch.equal(weights[name], value) for name, value in initial_policy(study, 0).model.state_dict().items())
+    assert all(torch.equal(weights[name], value) for name, value in initial_policy(study, 0, tmp_path).model.state_dict().items())
