@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Study
 from tepo_core.files import write_json
 from tepo_core.grading.graders import make_grader
@@ -37,6 +35,7 @@ from tepo_core.tasks.problem import Problem
 from tepo_core.training import records
 from tepo_core.training.checkpoint import Workspace
 from tepo_core.training.experience import Experience, mini_batches, reward_sums
+from tepo_core.training.optimizers import rl_optimizer
 from tepo_core.training.result import TrainResult
 from tepo_core.training.sampler import Sampler
 from tepo_core.training.update import DivergenceError, Learner, UpdateResult
@@ -100,13 +99,7 @@ class Trainer:
         return [self.train.model_dump(), self.method.options, self.method.preset, *groups, self.task, self.name, self.seed]
 
     def _learner(self) -> Learner:
-        self.optimizer = torch.optim.AdamW(
-            [p for p in self.policy.model.parameters() if p.requires_grad],
-            lr=self.train.lr,
-            betas=(self.train.adam_beta1, self.train.adam_beta2),
-            weight_decay=self.train.weight_decay,
-            fused=True,
-        )
+        self.optimizer = rl_optimizer(self.policy.model, self.train)
         return Learner(
             self.policy,
             self.method,

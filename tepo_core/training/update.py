@@ -24,6 +24,7 @@ from tepo_core.objectives.types import NonFiniteError
 from tepo_core.seeding import torch_generator
 from tepo_core.tasks.problem import TOKEN_KINDS
 from tepo_core.training.experience import Experience, pad_grid
+from tepo_core.training.optimizers import MasterOptimizer
 
 
 class DivergenceError(RuntimeError):
@@ -50,7 +51,7 @@ class Learner:
 
     policy: Policy
     method: Method
-    optimizer: torch.optim.Optimizer
+    optimizer: MasterOptimizer
     temperature: float
     grad_clip: float
     micro_batch_tokens: int
@@ -62,7 +63,7 @@ class Learner:
         """Accumulate the gradient of ``rows``, clip it, step. Raises :class:`DivergenceError` before a step that is not finite."""
         totals = MiniBatchTotals(float(sum(experience.length(r) for r in rows)), float(len(rows)), self.constant)
         groups = self._groups(experience, rows)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         outputs, batches = [], []
         for group, batch in zip(groups, self._micro_batches(experience, groups, seed_labels), strict=True):
             try:
@@ -73,7 +74,7 @@ class Learner:
             output.loss.backward()
             outputs.append(output)
             batches.append(batch)
-        norm = torch.nn.utils.clip_grad_norm_([p for p in self.policy.model.parameters() if p.grad is not None], self.grad_clip)
+        norm = torch.nn.utils.clip_grad_norm_([t for t in self.optimizer.tensors if t.grad is not None], self.grad_clip)
         sums, values = merge(outputs)
         sums["computed"] = [float(sum(experience.length(row) for group in groups for row in group)), totals.tokens]
         values["grad_norm"] = float(norm)

@@ -107,8 +107,8 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
         optimizer.load_state_dict(state["optimizer"])
         start = state["step"]
     named = list(policy.model.named_parameters())
-    backbone = [p for name, p in named if not name.startswith("mtp.")]
-    ahead_parameters = [p for name, p in named if name.startswith("mtp.")]
+    backbone = optimizer.tensors(p for name, p in named if not name.startswith("mtp."))
+    ahead_tensors = optimizer.tensors(p for name, p in named if name.startswith("mtp."))
     modules = 0 if modules_of(policy.model) is None else len(modules_of(policy.model))
     progress = Progress(cfg.steps, label)
     policy.model.train()
@@ -131,7 +131,7 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
             sums_3 += _sums(logprobs_BT.detach(), entropy_BT, states.mask_BT)
         norm = torch.nn.utils.clip_grad_norm_(backbone, cfg.grad_clip)
         if modules:  # clipped apart, or the modules would slow the backbone down
-            torch.nn.utils.clip_grad_norm_(ahead_parameters, cfg.grad_clip)
+            torch.nn.utils.clip_grad_norm_(ahead_tensors, cfg.grad_clip)
         lr = cosine_lr(cfg.lr, step, cfg.steps)
         optimizer.step(lr)
         if logged:
