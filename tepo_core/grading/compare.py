@@ -16,6 +16,7 @@ from typing import Any
 from tepo_core.grading.constants import constant, constant_verdict
 from tepo_core.grading.exact import canonical_integer
 from tepo_core.grading.extract import Answer
+from tepo_core.grading.forms import MAX_FORM, reduce_pair, ungroup, unwrap
 
 MAX_CHARACTERS = 10_000  # a longer answer is not parsed
 MAX_QUICK = 1_000  # a longer one is only compared as an integer and as text by the fast paths
@@ -27,7 +28,7 @@ _SYMBOLS = {
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
     "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "±": r"\pm ", "°": r"^\circ ", "²": "^{2}",
     "³": "^{3}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
-    "€": "", "£": "", "\u00a0": " ",
+    "€": "", "£": "", "\u00a0": " ", "≈": r"\approx ", "≡": r"\equiv ", "∨": r"\lor ", "’": "'", "。": ".",
 }  # fmt: skip
 _OUTER = re.compile(r"^(?:\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\])$", re.DOTALL)
 _LETTERS = re.compile(r"\\(?:mathrm|text|operatorname|rm|mathit)\s*\{\s*(e|i)\s*\}")
@@ -40,7 +41,8 @@ _FUNCTION = re.compile(r"(?<![A-Za-z\\])(?:np\.|math\.)?(arcsin|arccos|arctan|si
 _STARS = re.compile(r"\*\*\s*(?:\(([^()]*)\)|([+-]?[\w.]+))")
 _TOWER = re.compile(r"\^\s*(\d+|[A-Za-z]|\{[^{}]*\})\s*\^\s*(\d+|[A-Za-z]|\{(?:[^{}]|\{[^{}]*\})*\})(?![\d]*\s*\^)")
 _EQUATION = re.compile(r"Eq\((.+),([^,]+)\)", re.DOTALL)
-_DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+)")
+_DECIMAL_COMMA = re.compile(r"([+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)),(\d+)")
+_INDIAN = re.compile(r"[+-]?[1-9]\d?(?:,\d{2})+,\d{3}")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+")
 _PLAIN = re.compile(r"[+-]?(?:\d+(?:[.]\d+)?|\.\d+)")
 _LIST = re.compile(r"\s*[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:\s*,\s*[+-]?(?:\d+(?:\.\d+)?|\.\d+))+\s*")
@@ -54,7 +56,9 @@ _CHOICE = re.compile(r"(?:\\text\s*\{|\\mathrm\s*\{)?\s*\(?([A-J])\)?\.?\s*\}?")
 _TUPLE = re.compile(r"([(\[])([^()\[\]]*)([)\]])")
 _SET = re.compile(r"\\\{((?:[^{}\\]|\\(?:frac|sqrt|pi)|\{[^{}]*\})*)\\\}")
 _CLOCK, _RATIO = re.compile(r"\d{1,2}:0\d"), re.compile(r"\d{1,2}:\d{1,2}")  # 12:00 is a time, not twelve over nothing
-_PERCENT = re.compile(r"(.+?)\s*(?:\\?%|\bpercent\b|\bpct\b)\s*")
+_PERCENT = re.compile(
+    r"(.+?)(?:\s|\\[ ,;:])*(?:\\(?:text|mathrm)\s*\{\s*)?(?:\\?%|\bper ?cent(?:age)?(?: points?)?\b|\bpct\b|(?<=\d)pct\b)\s*\}?\s*"
+)
 
 
 def clean(text: str) -> str:
@@ -90,7 +94,8 @@ def _clean(text: str) -> str:
         if not changed:
             break
     text = _FUNCTION.sub(r"\\\1(", text)
-    return re.sub(r"(?<=\d)\.(?![\d.])", "", text).strip()
+    text = re.sub(r"(?<=\d)\.(?![\d.])", "", text).strip()
+    return ungroup(unwrap(text)) if 1 < len(text) <= MAX_FORM and not text.isdecimal() else text
 
 
 _clean_short = lru_cache(maxsize=4096)(_clean)
@@ -107,29 +112,47 @@ def _plain_character(c: str) -> str:
 
 def quick_verdict(gold: Answer, answer: Answer) -> bool | None:
     """Verdict on integers, equal texts, numeric constants and multiple choice; ``None`` when the slow path must decide."""
+    return quick_reason(gold, answer)[0]
+
+
+def quick_reason(gold: Answer, answer: Answer) -> tuple[bool | None, str]:
+    """:func:`quick_verdict` with the rule that decided, for people; empty without a verdict."""
     g, a = clean(gold.text), clean(answer.text)
     if a and layout_free(g) == layout_free(a):
-        return True
+        return True, "equal texts"
     g_whole, a_whole = integer(g), integer(a)
     if g_whole is not None and a_whole is not None:
-        return g_whole == a_whole
+        return g_whole == a_whole, "integers compared by value"
     if max(len(g), len(a)) > MAX_QUICK:
-        return None
+        return None, ""
     if gold.bare and answer.bare and _LIST.fullmatch(gold.text) and _LIST.fullmatch(answer.text):
         # Typed lists outside mathematics keep their order; in a box or in mathematics a list is a set of solutions.
         left, right = gold.text.split(","), answer.text.split(",")
         if len(left) > 2 or len(right) > 2 or ", " in gold.text:  # "3,5" may also be a number with a decimal comma
-            return len(left) == len(right) and all(constant_verdict(*pair) for pair in zip(left, right, strict=True))
+            same = len(left) == len(right) and all(constant_verdict(*pair) for pair in zip(left, right, strict=True))
+            return same, "lists typed outside mathematics, compared in order"
     if _CLOCK.fullmatch(g) and (_CLOCK.fullmatch(a) or _RATIO.fullmatch(a)):
-        return g.lstrip("0") == a.lstrip("0")
+        return g.lstrip("0") == a.lstrip("0"), "times of day"
     choice = _CHOICE.fullmatch(g)
     if choice and (other := _CHOICE.fullmatch(a)):
-        return choice[1] == other[1]
+        return choice[1] == other[1], "letters of a choice"
+    return _reduced_reason(*reduce_pair(g, a))
+
+
+def _reduced_reason(g: str, a: str, verdict: bool | None, rules: tuple[str, ...]) -> tuple[bool | None, str]:
+    """Verdict on two reduced answers, and why."""
+    if verdict is not None:
+        return verdict, rules[-1]
+    if rules and a and (layout_free(g) == layout_free(a) or (integer(g) is not None and integer(g) == integer(a))):
+        return True, "equal after " + "; ".join(rules)
     g, a = decimal_comma(g, a), decimal_comma(a, g)
-    if percent := _PERCENT.fullmatch(g):
-        return _percentage(percent[1], a)
-    verdict = constant_verdict(g, a)
-    return _bracketed(layout_free(g), layout_free(a)) if verdict is None else verdict
+    if _PERCENT.fullmatch(g) or _PERCENT.fullmatch(a):
+        return _percentage(g, a), "percentages"
+    for verdict, why in ((constant_verdict(g, a), "numbers compared by value"),
+                         (_bracketed(layout_free(g), layout_free(a)), "elements compared by value")):  # fmt: skip
+        if verdict is not None:
+            return verdict, why
+    return None, ""
 
 
 def layout_free(text: str) -> str:
@@ -166,19 +189,30 @@ def _bracketed(gold: str, answer: str) -> bool | None:
 
 
 def _percentage(gold: str, answer: str) -> bool | None:
-    """28 % is answered by 28 % and by 28 (the sign may stand in the question), and by its value 0.28."""
-    percent = _PERCENT.fullmatch(answer)
-    expected, found = constant(gold), constant(percent[1] if percent else answer)
+    """28 % is answered by 28 % and by 28 (the sign may stand in the question), and by its value 0.28; so, the other way round,
+    0.28 is answered by 28 %, and 28 too. A gold below 2 is a value: 1 is answered by 100 % and not by 1 %."""
+    ours, theirs = _PERCENT.fullmatch(gold), _PERCENT.fullmatch(answer)
+    expected, found = (constant(match[1] if match else text) for match, text in ((ours, gold), (theirs, answer)))
     if expected is None or found is None:
         return None
-    return expected[0] == found[0] or (not percent and expected[0] / 100 == found[0])
+    g, a = expected[0], found[0]
+    if ours and theirs:
+        return g == a
+    if ours:
+        return g == a or g / 100 == a
+    return g == a / 100 or (g == a and abs(g) >= 2)
 
 
 def decimal_comma(text: str, other: str) -> str:
-    """``1000,99`` against a single number is a decimal comma; against anything else it is a list."""
+    """``1000,99`` and ``1.000,99`` against a single number have a decimal comma, and ``12,34,567`` against an integer groups
+    digits as in India; against anything else they are lists."""
+    if not _PLAIN.fullmatch(other):
+        return text
+    if _INDIAN.fullmatch(text) and integer(other) is not None:
+        return text.replace(",", "")
     match = _DECIMAL_COMMA.fullmatch(text)
-    if match and not _THOUSANDS.fullmatch(text) and _PLAIN.fullmatch(other):
-        return f"{match[1]}.{match[2]}"
+    if match and not _THOUSANDS.fullmatch(text):
+        return f"{match[1].replace('.', '')}.{match[2]}"
     return text
 
 
@@ -187,24 +221,31 @@ class Unreadable(Exception):
 
 
 def slow_verdict(gold: Answer, answer: Answer) -> bool:
-    """Verdict of math-verify on the cleaned texts. Raises :class:`Unreadable` when the gold cannot be parsed and the texts
-    differ, and lets ``RecursionError`` and ``MemoryError`` through: these are no verdicts."""
+    """Verdict of math-verify on the cleaned and reduced texts. Raises :class:`Unreadable` when the gold cannot be parsed and the
+    texts differ, and lets ``RecursionError`` and ``MemoryError`` through: these are no verdicts."""
+    return slow_reason(gold, answer)[0]
+
+
+def slow_reason(gold: Answer, answer: Answer) -> tuple[bool, str]:
+    """:func:`slow_verdict` with the rule that decided, for people."""
     g, a = clean(gold.text), clean(answer.text)
-    g, a = decimal_comma(g, a), decimal_comma(a, g)
     if max(len(g), len(a)) > MAX_CHARACTERS:
         raise Unreadable(f"an answer of {max(len(g), len(a))} characters is not parsed (limit {MAX_CHARACTERS})")
+    g, a, verdict, rules = reduce_pair(g, a)
+    if verdict is not None:
+        return verdict, rules[-1]
+    g, a = decimal_comma(g, a), decimal_comma(a, g)
     expected, found = parse(g), parse(a)
-    if expected is None:
-        if _as_text(g) == _as_text(a):
-            return True
-        raise Unreadable(f"the gold {g[:80]!r} cannot be read as mathematics")
-    if found is None:
-        return _as_text(g) == _as_text(a)
+    if expected is None or found is None:
+        if expected is None and _as_text(g) != _as_text(a):
+            raise Unreadable(f"the gold {g[:80]!r} cannot be read as mathematics")
+        return _as_text(g) == _as_text(a), f"the {'gold' if expected is None else 'answer'} is no mathematics: texts compared"
     from math_verify import verify
 
     if (shortcut := _shortcut(expected, found)) is not None:
-        return shortcut
-    return bool(verify(expected, found, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True))
+        return shortcut, "difference of the expressions " + ("expands to 0" if shortcut else "is not 0 at a point")
+    same = verify(expected, found, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True)
+    return bool(same), "math-verify"
 
 
 def _shortcut(expected: Any, found: Any) -> bool | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tepo_core.grading.compare import MAX_CHARACTERS, quick_verdict
+from tepo_core.grading.compare import MAX_CHARACTERS, quick_reason
 from tepo_core.grading.extract import Answer, gold_answer, lenient_answer, strict_answer
 from tepo_core.grading.pool import Item, Pool
 from tepo_core.grading.types import Grade, GradingError, Outcome, check_batch
@@ -55,20 +55,22 @@ class MathGrader:
         for i, (gold, answer, cut) in enumerate(zip(golds, found, truncated, strict=True)):
             text = answer.text if answer is not None else None
             if cut:
-                grades[i] = Grade(Outcome.TRUNCATED, text)
+                grades[i] = Grade(Outcome.TRUNCATED, text, "cut off by the length limit")
             elif answer is None:
                 grades[i] = Grade(Outcome.NO_ANSWER)
             else:
-                verdict = quick_verdict(gold, answer) if self.fast_paths else None
-                if verdict is None and max(len(gold.text), len(answer.text)) > MAX_CHARACTERS:
-                    grades[i] = Grade(Outcome.ERROR, text)
+                verdict, why = quick_reason(gold, answer) if self.fast_paths else (None, "")
+                longest = max(len(gold.text), len(answer.text))
+                if verdict is None and longest > MAX_CHARACTERS:
+                    why = f"a text of {longest} characters is not parsed (limit {MAX_CHARACTERS})"
+                    grades[i] = Grade(Outcome.ERROR, text, why)
                 elif verdict is None:
                     slow.setdefault((gold.text, gold.bare, answer.text, answer.bare), []).append(i)
                 else:
-                    grades[i] = Grade(Outcome.CORRECT if verdict else Outcome.WRONG, text)
-        for (item, places), (outcome, _) in zip(slow.items(), self._pool.run(list(slow)), strict=True):
+                    grades[i] = Grade(Outcome.CORRECT if verdict else Outcome.WRONG, text, why)
+        for (item, places), (outcome, why) in zip(slow.items(), self._pool.run(list(slow)), strict=True):
             for i in places:
-                grades[i] = Grade(Outcome(outcome), item[2])
+                grades[i] = Grade(Outcome(outcome), item[2], why)
         return [grade for grade in grades if grade is not None]
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ is no reward at all, not one of 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -30,10 +30,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Grade:
-    """Outcome of one response and the answer that was graded (``None`` when there is none)."""
+    """Outcome of one response and the answer that was graded (``None`` when there is none).
+
+    ``reason``: what broke or took too long, for ``ERROR`` and ``TIMEOUT``, and the rule that decided where the grader tells it.
+    Two grades are equal whatever the reasons."""
 
     outcome: Outcome
     extracted: str | None = None
+    reason: str = field(default="", compare=False)
     beyond_limits: bool = False
     """The response itself passed a limit of its task (CPU time, memory, output of a program): it failed, and that is a verdict."""
 

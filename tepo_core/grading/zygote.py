@@ -61,7 +61,7 @@ def _kill(pid: int) -> None:
 
 def work(connection: socket.socket) -> None:
     """Grade batches of (gold, gold is bare, answer, answer is bare); after each item report its verdict and the CPU time."""
-    from tepo_core.grading.compare import Unreadable, slow_verdict
+    from tepo_core.grading.compare import Unreadable, slow_reason
     from tepo_core.grading.extract import Answer
 
     with contextlib.suppress(OSError, AttributeError):  # Linux: a worker never outlives this process
@@ -77,11 +77,12 @@ def work(connection: socket.socket) -> None:
         for gold, gold_bare, answer, answer_bare in json.loads(line):
             note = ""
             try:
-                outcome = "correct" if slow_verdict(Answer(gold, gold_bare), Answer(answer, answer_bare)) else "wrong"
+                same, note = slow_reason(Answer(gold, gold_bare), Answer(answer, answer_bare))
+                outcome = "correct" if same else "wrong"
             except Unreadable as error:
                 outcome, note = "error", str(error)
             except BaseException as error:  # sympy raises anything; a failed comparison is no verdict
-                outcome, note = "error", f"{type(error).__name__} while comparing"
+                outcome, note = "error", f"{type(error).__name__} while comparing: {str(error)[:200]}".rstrip(": ")
             stream.write(json.dumps([outcome, note, time.process_time()]).encode() + b"\n")
             stream.flush()
 

@@ -13,7 +13,14 @@ from tepo_core.grading.types import Grade, GradingError, Outcome
     [
         (r"\boxed{5}", "5"),
         (r"first \boxed{1}, then \boxed{2}.", "2"),
-        (r"\boxed{1} and then \boxed{2", "1"),
+        (r"\boxed{1} and then \boxed{2", None),  # the last box never closes: the one before is not the answer
+        (r"\boxed{1} and then \fbox{2", None),
+        (r"\boxed{1} and then \boxed{", None),
+        (r"\boxed{1} and then \boxed{\frac{1}{2}", None),
+        (r"\boxed{1} and then \boxed 2", None),  # nor is it where the last box has no braces
+        (r"\boxed{1} and then \boxed\frac12", None),
+        (r"\boxed{1 and then \boxed{2}", "2"),
+        (r"\boxed{1} with the \boxed command", "1"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\boxed{7}}", "7"),
         (r"\boxed{1, \boxed{2}}", r"1, \boxed{2}"),
@@ -23,7 +30,8 @@ from tepo_core.grading.types import Grade, GradingError, Outcome
         (r"\boxed{\}}", r"\}"),
         (r"\fbox { 3 }", "3"),
         (r"\\boxed{35} and", "35"),
-        (r"\boxed{1} \boxed{ {2} } \boxed{3", "{2}"),
+        (r"\boxed{1} \boxed{ {2} } \boxed{3", None),
+        (r"\boxed{1} \boxed{ {2} }", "{2}"),
         (r"} } \boxed{4} }", "4"),
         (r"\boxed{}", ""),
         ("3+4 = 7 and then", None),
@@ -64,8 +72,8 @@ def test_canonical_integer(text, canonical):
 
 
 def test_exact_grader_keeps_outcomes_apart():
-    responses = [r"so \boxed{ 07 }", r"\boxed{8}", "7", r"\boxed{7}", r"\boxed{7", r"\boxed{}"]
-    grades = ExactGrader().grade(golds=["7"] * 6, responses=responses, truncated=[False] * 3 + [True] * 2 + [False])
+    responses = [r"so \boxed{ 07 }", r"\boxed{8}", "7", r"\boxed{7}", r"\boxed{7", r"\boxed{}", r"\boxed{7} or \boxed{8"]
+    grades = ExactGrader().grade(golds=["7"] * 7, responses=responses, truncated=[False] * 3 + [True] * 2 + [False] * 2)
     assert grades == [
         Grade(Outcome.CORRECT, "07"),
         Grade(Outcome.WRONG, "8"),
@@ -73,8 +81,9 @@ def test_exact_grader_keeps_outcomes_apart():
         Grade(Outcome.TRUNCATED, "7"),
         Grade(Outcome.TRUNCATED),
         Grade(Outcome.NO_ANSWER),
+        Grade(Outcome.NO_ANSWER),
     ]
-    assert [grade.reward for grade in grades] == [1, 0, 0, 0, 0, 0]
+    assert [grade.reward for grade in grades] == [1, 0, 0, 0, 0, 0, 0]
 
 
 def test_bad_batches_are_refused():

@@ -48,11 +48,45 @@ def test_strict_rule(response, answer):
         (r"I get \boxed{7", None),
         ("", None),
         ("I do not know what to say about this", None),
+        (r"\boxed{5} so far, and \boxed{6", None),
+        (r"\boxed{5} or rather \boxed{6}", "6"),
+        ("We know that\n$$x=5$$\n$$y = 6$$", "y = 6"),
+        ("#### 7", "7"),
+        ("The answer is **7**.", "7"),
+        ("<answer>12</answer>", "12"),
+        ("It is $7$. The answer is shown above.", "7"),
     ],
 )
 def test_lenient_rule(response, answer):
     found = lenient_answer(response)
     assert (found and found.text) == answer
+
+
+@pytest.mark.parametrize(
+    "response, rule",
+    [
+        (r"\boxed{5}", "last box, with its neighbours"),
+        (r"\boxed 5", "box without braces"),
+        ("<answer>5</answer>", "tag <answer>, the whole text"),
+        ("final_answer(5)", "call final_answer(, the whole text"),
+        ('{"answer": 5}', 'field "answer", the whole text'),
+        ("#### 5", "after ####"),
+        ("So $5$ is our answer.", "before 'is the answer'"),
+        ("The answer is 5.", "after the last 'answer'"),
+        ("The answer to all of this must be the number 5", "after the last 'answer', the last mathematics or number"),
+        ("so many words and then 5", "the last mathematics or number"),
+        ("5", "the whole text"),
+    ],
+)
+def test_the_rule_is_told(response, rule):
+    assert lenient_answer(response).rule == rule
+    assert strict_answer(r"\boxed{5}").rule == "last box"
+
+
+@pytest.mark.parametrize("closer", ["</think>", "</thinking>", "</reasoning>", "[/THINK]", "<|end_of_thought|>", "◁/think▷"])
+def test_every_end_of_reasoning(closer):
+    assert strict_answer(rf"\boxed{{1}}{closer}\boxed{{2}}").text == "2"
+    assert strict_answer(rf"\boxed{{1}}{closer} no more") is None
 
 
 def test_gold_entries_are_taken_whole_unless_they_are_solutions():
@@ -82,7 +116,11 @@ def test_environments_and_boxes_by_hand():
 @pytest.mark.parametrize(
     "text",
     ["\\(" * 200_000, "$" * 300_001, "\\boxed{" * 100_000, "1," * 300_000, "answer " * 100_000, " " * 500_000 + "7",
-     "[" * 300_000, "\\text{" * 100_000, "9" * 500_000, ". " * 300_000, "answer is" + " " * 400_000 + "5"],
+     "[" * 300_000, "\\text{" * 100_000, "9" * 500_000, ". " * 300_000, "answer is" + " " * 400_000 + "5",
+     "<answer>" * 100_000, "</think>" * 100_000, "final_answer(" * 50_000, '"answer": ' * 50_000, '"answer": ' + "[" * 300_000,
+     "**a" * 150_000, "** " * 150_000, "#### 7\n" * 80_000, "`a" * 200_000, "1 000" * 100_000, "1.000." * 100_000, "__a" * 150_000,
+     "\\boxed 5 " * 60_000, "is the answer " * 40_000, "answer: because " * 40_000, "<b>" * 150_000, "-" * 400_000, "#" * 400_000,
+     "answer is 7 " + "is the answer to " * 20_000, "\n\n####" * 60_000],
 )  # fmt: skip
 def test_extraction_is_linear(text):
     """Twice the text may take about twice the time; quadratic work on half a million characters would take hours."""
@@ -93,7 +131,8 @@ def test_extraction_is_linear(text):
 
 PIECES = ["\\boxed{", "}", "{", "$", "\\(", "\\)", "answer is ", "7", ",", ".", "\\frac{1}{2}", "\\sqrt", "^", "**", " "]
 PIECES += ["\x00", "\u202e", "\u0663", "\uff05", "<think>", "</think>", "\\\\", "[", "]", "and", "x", "\ud800", "12:00"]
-PIECES += ["%", "-", "e5", "Eq(", "\n"]
+PIECES += ["%", "-", "e5", "Eq(", "\n", "<answer>", "</answer>", "final_answer(", ")", '"answer": ', "####", " 000", ".000", "'000"]
+PIECES += ["\\boxed 5", " is the answer.", "\\text{ or }", "\\lor", "=", "\\approx", "\\pmod 4", "million", "(A) ", "\\color{red}", "th"]
 
 
 @settings(max_examples=300, deadline=None)

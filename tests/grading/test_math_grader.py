@@ -100,7 +100,7 @@ def test_strict_rule_needs_the_box_and_the_end():
             responses=["3+4 = 7 and then", r"\boxed{7}", r"\boxed{7}", r"\boxed{8} \boxed{7"],
             truncated=[False, False, True, False],
         )
-    assert [g.outcome for g in grades] == [Outcome.NO_ANSWER, Outcome.CORRECT, Outcome.TRUNCATED, Outcome.WRONG]
+    assert [g.outcome for g in grades] == [Outcome.NO_ANSWER, Outcome.CORRECT, Outcome.TRUNCATED, Outcome.NO_ANSWER]
 
 
 def test_gold_and_answer_cannot_be_swapped():
@@ -210,13 +210,42 @@ def test_public_cases(grader):
     assert not any(g.outcome in (Outcome.TIMEOUT, Outcome.ERROR) for g in grades)
 
 
-def test_own_cases(grader):
-    path = Path(__file__).with_name("cases.jsonl")
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    grades = grader.grade(
-        golds=[c["gold"] for c in cases], responses=[c["prediction"] for c in cases], truncated=[False] * len(cases)
+def own_cases(name):
+    path = Path(__file__).with_name(name)
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def graded(grader, cases):
+    return grader.grade(
+        golds=[c["gold"] for c in cases],
+        responses=[c["prediction"] for c in cases],
+        truncated=[c.get("truncated", False) for c in cases],
     )
-    assert [c for c, g in zip(cases, grades, strict=True) if g.outcome.value != c["outcome"]] == []
+
+
+@pytest.mark.parametrize("name", ["cases.jsonl", "forms.jsonl"])
+def test_own_cases(grader, name):
+    cases = own_cases(name)
+    apart = [(c, g) for c, g in zip(cases, graded(grader, cases), strict=True) if g.outcome.value != c["outcome"]]
+    assert apart == []
+
+
+def test_strict_rule_on_the_forms():
+    """Under the strict rule no form but a closed box is an answer, and what stands in a box has the same verdict."""
+    cases = own_cases("forms.jsonl")
+    with MathGrader(timeout=3, workers=1) as strict:
+        grades = graded(strict, cases)
+    for case, grade in zip(cases, grades, strict=True):
+        same = "\\boxed{" in case["prediction"] or case.get("truncated")
+        assert grade.outcome.value == case.get("strict", case["outcome"] if same else "no_answer"), case
+
+
+def test_every_kind_of_form_has_near_misses():
+    """A relaxation without the near miss that stays wrong is not tested at all."""
+    found = Counter((c["kind"], c["outcome"] == "correct") for c in own_cases("forms.jsonl"))
+    kinds = {kind for kind, _ in found}
+    assert len(kinds) >= 10 and sum(found.values()) >= 150
+    assert [kind for kind in sorted(kinds) if found[kind, True] < 3 or found[kind, False] < 3] == []
 
 
 def test_only_the_hanging_and_the_hostile_items_are_marked():
