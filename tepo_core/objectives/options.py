@@ -62,9 +62,16 @@ class KL(Strict):
         return values
 
 
+Ends = Literal["wrap", "fold", "truncate", "renormalise"]
+
+
 class Block(Strict):
     """Blocks of MPO. size: K tokens. kind: windows that slide with the token, or disjoint blocks. weights: beta_n uniform, or
-    decay^n. form: weighted geometric mean (normalised) or plain product. logprobs: of the backbone, or of MTP heads."""
+    decay^n. form: weighted geometric mean (normalised) or plain product. logprobs: of the backbone, or of MTP heads.
+
+    ends: what a window reads beyond the end of its response, see :func:`~tepo_core.objectives.methods.mpo.block_ratio`. The
+    default gives every token weight 1 at ratio 1: wrap; with heads, which say nothing of earlier tokens, fold for sliding
+    windows and for disjoint blocks renormalise (truncate with a product)."""
 
     size: Annotated[int, Field(ge=1)] = 5
     kind: Literal["sliding", "disjoint"] = "sliding"
@@ -72,6 +79,28 @@ class Block(Strict):
     decay: Annotated[float, Field(gt=0, le=1)] | None = None
     form: Literal["normalised", "product"] = "normalised"
     logprobs: Literal["backbone", "mtp"] = "backbone"
+    ends: Ends | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ends(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("ends") is None:
+            blocks = "truncate" if values.get("form") == "product" else "renormalise"
+            heads = blocks if values.get("kind") == "disjoint" else "fold"
+            values = {**values, "ends": heads if values.get("logprobs") == "mtp" else "wrap"}
+        return values
+
+    @model_validator(mode="after")
+    def _ends_fit(self) -> Block:
+        if self.ends == "wrap" and self.logprobs == "mtp":
+            raise ValueError("ends = wrap with logprobs = mtp: no head speaks of earlier tokens; use ends: fold")
+        if self.ends == "fold" and self.kind == "disjoint":
+            raise ValueError(
+                "ends = fold with kind = disjoint: no block begins before the response; allowed: renormalise, truncate, wrap"
+            )
+        if self.ends == "renormalise" and self.form == "product":
+            raise ValueError("ends = renormalise with form = product: a product has no weights to normalise; use ends: truncate")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Block:

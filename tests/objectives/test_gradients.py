@@ -29,6 +29,7 @@ DIFFERENTIABLE = {
         for weights, form in (("uniform", "normalised"), ("geometric", "normalised"), ("uniform", "product"))
         for heads in ("backbone", "mtp")
     },
+    **{f"mpo_{ends}": {"preset": "mpo", "block": {"size": 4, "ends": ends}} for ends in ("wrap", "fold", "truncate", "renormalise")},
     "all_options": {
         "preset": "grpo",
         "clip": [0.1, None],
@@ -157,17 +158,17 @@ def _log_ratios(rows: int = 4, columns: int = 9) -> tuple[torch.Tensor, torch.Te
 
 def test_block_of_one_is_the_token_ratio():
     d_BT, valid_BT = _log_ratios()
-    for disjoint in (False, True):
+    for disjoint, ends in ((False, "wrap"), (False, "fold"), (False, "truncate"), (True, "wrap"), (True, "renormalise")):
         assert torch.allclose(
-            block_ratio(d_BT, valid_BT, [1.0], disjoint=disjoint)[valid_BT > 0], token_ratio(d_BT)[valid_BT > 0]
+            block_ratio(d_BT, valid_BT, [1.0], disjoint=disjoint, ends=ends)[valid_BT > 0], token_ratio(d_BT)[valid_BT > 0]
         )
 
 
 def test_one_disjoint_block_over_the_response_is_the_sequence_ratio():
     """K >= T_i: MPO runs from GRPO (K = 1) to GSPO / TEPO."""
     d_BT, valid_BT = _log_ratios()
-    for size in (9, 30):
-        block_BT = block_ratio(d_BT, valid_BT, [1.0] * size, disjoint=True)
+    for size, ends in ((9, "wrap"), (30, "wrap"), (30, "renormalise")):
+        block_BT = block_ratio(d_BT, valid_BT, [1.0] * size, disjoint=True, ends=ends)
         assert torch.allclose(block_BT[valid_BT > 0], sequence_ratio(d_BT, valid_BT).expand(4, 9)[valid_BT > 0])
     mpo = resolve("m", {"m": {"preset": "mpo", "block": {"size": 30, "kind": "disjoint"}}})
     batch = random_batch(mpo, responses=8, longest=20)
@@ -175,16 +176,16 @@ def test_one_disjoint_block_over_the_response_is_the_sequence_ratio():
 
 
 def test_block_ratio_by_hand():
-    """d = .3 -.1 .2 .4 .5, K = 2. Ends: the last window or block has one token and its weight is renormalised."""
+    """d = .3 -.1 .2 .4 .5, K = 2, ends renormalise: the last window or block has one token and its weight is renormalised."""
     d_BT = torch.tensor([[0.3, -0.1, 0.2, 0.4, 0.5]], dtype=torch.float64)
     valid_BT = torch.ones(1, 5, dtype=torch.float64)
 
-    def log_ratio(weights, **options):
-        return block_ratio(d_BT, valid_BT, weights, **options).log()[0].tolist()
+    def log_ratio(weights, ends="renormalise", **options):
+        return block_ratio(d_BT, valid_BT, weights, ends=ends, **options).log()[0].tolist()
 
     assert log_ratio([1, 1], disjoint=False) == pytest.approx([0.1, 0.05, 0.3, 0.45, 0.5])
     assert log_ratio([1, 1], disjoint=True) == pytest.approx([0.1, 0.1, 0.3, 0.3, 0.5])
-    assert log_ratio([1, 1], disjoint=False, normalised=False) == pytest.approx([0.2, 0.1, 0.6, 0.9, 0.5])
+    assert log_ratio([1, 1], "truncate", disjoint=False, normalised=False) == pytest.approx([0.2, 0.1, 0.6, 0.9, 0.5])
     # geometric, decay 1/2: (d_t + d_t+1 / 2) / 1.5
     assert log_ratio([1, 0.5], disjoint=False) == pytest.approx([0.25 / 1.5, 0, 0.4 / 1.5, 0.65 / 1.5, 0.5])
     # multi-token heads say 0.7 about every next token; the token's own log-ratio stays the backbone's
@@ -194,9 +195,9 @@ def test_block_ratio_by_hand():
     assert log_ratio([1, 1], disjoint=True, ahead_log_ratio_BTK=ahead_BTK) == pytest.approx([0.5, 0.5, 0.45, 0.45, 0.5])
 
 
-def test_sliding_windows_at_ratio_one_have_the_token_gradient_except_at_the_ends():
+def test_renormalised_windows_at_ratio_one_have_the_token_gradient_except_at_the_ends():
     """Each inner token is covered by K windows with weight 1/K; the first K - 1 by fewer, the last K - 1 by cut windows."""
-    mpo, dapo = resolve("m", {"m": {"preset": "mpo", "block": {"size": 3}}}), resolve("dapo")
+    mpo, dapo = resolve("m", {"m": {"preset": "mpo", "block": {"size": 3, "ends": "renormalise"}}}), resolve("dapo")
     batch = random_batch(mpo, responses=3, longest=12)
     batch = replace(batch, mask_BT=torch.ones(3, 12, dtype=torch.bool), logprobs_BT=batch.old_logprobs_BT, weights_BT=None)
     ratio_BT = minibatch_gradient(mpo, batch)[1]["logprobs_BT"] / minibatch_gradient(dapo, batch)[1]["logprobs_BT"]

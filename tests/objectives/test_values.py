@@ -44,8 +44,8 @@ HAND = {  # J; the loss is -J
     "tepo": (2 * S1 - 1.6) / 3,
     # the first token has A > 0 and its entropy fell (0.5 -> 0.3); the second rose; the third has A < 0
     "tepo_kl": (2 * S1 - 1.6 - 0.1 * K3) / 3,
-    # sliding windows of 5, cut at the end: exp(mean(d_1, d_2)) = 0.866, exp(d_2) = 0.5; 0.7 -> 0.8
-    "mpo": (S1 + 0.5 - 1.6) / 3,
+    # sliding windows of 5 that go on at the start: both of response 1 hold d_1 and d_2, exp(mean) = 0.866; 0.7 -> 0.8
+    "mpo": (2 * S1 - 1.6) / 3,
 }
 
 
@@ -104,8 +104,8 @@ def test_every_built_in_preset_has_a_hand_computed_value():
         ("gmpo", [0, math.exp((0.4 + math.log(0.5)) / 2) / 4, -0.7]),
         # d rho / d l_t = r_t^p / (T rho^(p-1)): 1.5 / 2 and 0.5 / 2, over B
         ("holder", [0.375, 0.125, 0]),
-        # window 1 gives S1 / 2 to both tokens, window 2 gives 0.5 to token 2
-        ("mpo", [S1 / 6, (S1 / 2 + 0.5) / 3, 0]),
+        # each of the two windows gives S1 / 2 to both tokens
+        ("mpo", [S1 / 3, S1 / 3, 0]),
         # dropped, then r A / N
         ("clip_cov", [0, 0.5 / 3, -1.4 / 3]),
         # r A - sign(d), then r A, over N
@@ -236,8 +236,8 @@ def test_credit_of_heads_goes_to_the_token_they_predict():
     ahead_BTK = torch.zeros(2, 2, 1, dtype=torch.float64, requires_grad=True)
     tokens = batch(old_logprobs_BT=NEW, mtp_logprobs_BTK=ahead_BTK, old_mtp_logprobs_BTK=ahead_BTK.detach())
     out = resolve("x", variants).loss(tokens, TOTALS)
-    # token 1: 1/2; token 2: 1 from its own cut window + 1/2 from the head; token 3: its own window, |A| = 2
-    assert out.token.gradient_BT[MASK].tolist() == pytest.approx([0.5 / 3, 1.5 / 3, 2 / 3])
+    # first tokens: 1/2, and 1/2 for the window before the response; token 2: 1/2 of its own and 1/2 from the head; |A| = 2
+    assert out.token.gradient_BT[MASK].tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3])
 
 
 def test_off_policy_weights_multiply_the_surrogate_but_not_the_penalty():

@@ -15,6 +15,10 @@ VARIANTS = {
     "tepo_first": {"preset": "tepo_kl", "entropy_test": "first_order"},
     "mpo_disjoint": {"preset": "mpo", "block": {"kind": "disjoint", "weights": "geometric", "decay": 0.5}},
     "mpo_product": {"preset": "mpo", "block": {"form": "product", "size": 2}},
+    "mpo_renormalise": {"preset": "mpo", "block": {"ends": "renormalise"}},
+    "mpo_truncate": {"preset": "mpo", "block": {"ends": "truncate"}},
+    "mpo_fold": {"preset": "mpo", "block": {"ends": "fold", "weights": "geometric", "decay": 0.5}},
+    "mpo_disjoint_cut": {"preset": "mpo", "block": {"kind": "disjoint", "ends": "truncate"}},
     "mpo_heads": {"preset": "mpo", "block": {"logprobs": "mtp", "size": 3}},
     "mpo_heads_disjoint": {"preset": "mpo", "block": {"logprobs": "mtp", "size": 3, "kind": "disjoint"}},
 }
