@@ -13,7 +13,7 @@ import typer
 
 from tepo_core.config import ConfigError
 from tepo_core.grading.graders import GRADERS, make_grader
-from tepo_core.grading.types import Grade, GradingError
+from tepo_core.grading.types import Grade, GradingError, Outcome
 from tepo_core.tasks.problem import DataError
 
 if TYPE_CHECKING:  # half of the command's time, and grading does not need it
@@ -29,10 +29,12 @@ def grade(
     grader: Annotated[str, typer.Option(help="math, exact (needs the box) or code.")] = "math",
     timeout: Annotated[float, typer.Option(help="Seconds of CPU time a comparison (math) or a program (code).")] = 5.0,
     workers: Annotated[int, typer.Option(help="Processes; 0 for one per core.")] = 0,
+    explain: Annotated[bool, typer.Option("--explain", help="Also: by which rule, what was compared, and why.")] = False,
 ) -> None:
-    """Grade each line and print one JSON line for it: id, outcome, extracted."""
+    """Grade each line and print one JSON line for it: id, outcome, extracted, and the reason of an error or time-out."""
+    options: dict[str, Any] = {"require_boxed": require_boxed, "grader": grader, "timeout": timeout, "workers": workers}
     with _faults():
-        for line in grade_file(file, require_boxed=require_boxed, grader=grader, timeout=timeout, workers=workers):
+        for line in grade_file(file, explain=explain, **options):
             print(json.dumps(line, sort_keys=True))
 
 
@@ -50,13 +52,26 @@ def score(
 
 
 def grade_file(
-    file: Path, *, require_boxed: bool = False, grader: str = "math", timeout: float = 5.0, workers: int = 0
+    file: Path,
+    *,
+    require_boxed: bool = False,
+    grader: str = "math",
+    timeout: float = 5.0,
+    workers: int = 0,
+    explain: bool = False,
 ) -> list[dict[str, Any]]:
-    """Grades of a JSON Lines file, one mapping a line: ``id`` (the line's own, else its number), ``outcome``, ``extracted``.
+    """Grades of a JSON Lines file, one mapping a line: ``id`` (the line's own, else its number), ``outcome``, ``extracted``;
+    ``reason`` where the outcome is an error or a time-out; with ``explain`` also the fields of
+    :func:`tepo_core.grading.explain.explain`.
 
     A prediction may be a bare answer or a whole response; with ``require_boxed`` only the last complete box counts. Raises
-    :class:`DataError` naming the line before anything is graded."""
+    :class:`DataError` naming the line, and :class:`GradingError` for ``explain`` of programs, before anything is graded."""
     rows = read_predictions(file)
+    if explain:
+        from tepo_core.grading.explain import check_explained
+        from tepo_core.grading.explain import explain as explanation
+
+        check_explained(grader)
     options: dict[str, Any] = {}
     if grader == "math":
         options = {"require_boxed": require_boxed, "timeout": timeout, "workers": workers}
@@ -73,11 +88,18 @@ def grade_file(
         )
     finally:
         judge.close()
-    return [_line(row, one) for row, one in zip(rows, grades, strict=True)]
+    lines = [_line(row, one) for row, one in zip(rows, grades, strict=True)]
+    if explain:
+        for line, row, one in zip(lines, rows, grades, strict=True):
+            line |= explanation(grader, row["gold"], row["prediction"], one, require_boxed=require_boxed)
+    return lines
 
 
 def _line(row: dict[str, Any], one: Grade) -> dict[str, Any]:
-    return {"id": row["id"], "outcome": one.outcome.value, "extracted": one.extracted}
+    line = {"id": row["id"], "outcome": one.outcome.value, "extracted": one.extracted}
+    if one.reason and one.outcome in (Outcome.ERROR, Outcome.TIMEOUT):
+        line["reason"] = one.reason
+    return line
 
 
 def read_predictions(file: Path) -> list[dict[str, Any]]:

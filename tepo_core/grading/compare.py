@@ -16,7 +16,7 @@ from typing import Any
 from tepo_core.grading.constants import constant, constant_verdict
 from tepo_core.grading.exact import canonical_integer
 from tepo_core.grading.extract import Answer
-from tepo_core.grading.forms import MAX_FORM, reduce_pair, ungroup, unwrap
+from tepo_core.grading.forms import MAX_FORM, ORDINAL, reduce_pair, ungroup, unwrap
 
 MAX_CHARACTERS = 10_000  # a longer answer is not parsed
 MAX_QUICK = 1_000  # a longer one is only compared as an integer and as text by the fast paths
@@ -32,10 +32,6 @@ _SYMBOLS = {
 }  # fmt: skip
 _OUTER = re.compile(r"^(?:\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\])$", re.DOTALL)
 _LETTERS = re.compile(r"\\(?:mathrm|text|operatorname|rm|mathit)\s*\{\s*(e|i)\s*\}")
-_ORDINAL = re.compile(  # 12th, 12^{th}, 12^{\text{th}}
-    r"([+-]?\d*(?:1[123](?=\D*th)|(?<!1)1(?=\D*st)|(?<!1)2(?=\D*nd)|(?<!1)3(?=\D*rd)|[04-9](?=\D*th)))"
-    r"\s*(?:\^|\\textsuperscript)?[\s{]*(?:\\(?:text|textrm|mathrm|mbox|rm)[\s{]*)?(?:st|nd|rd|th)[\s}]*"
-)
 _SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([+-]?\d{1,4})")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(?:np\.|math\.)?(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|exp|log|ln|sqrt)\(")
 _STARS = re.compile(r"\*\*\s*(?:\(([^()]*)\)|([+-]?[\w.]+))")
@@ -82,7 +78,7 @@ def _clean(text: str) -> str:
     text = re.sub(r"(?<=\d),\\!(?=\d)", ",", text)
     text = re.sub(r"(?<!\\)%", r"\\%", text)
     text = _LETTERS.sub(r"\1", text)
-    if match := _ORDINAL.fullmatch(text):
+    if match := ORDINAL.fullmatch(text):
         return match[1]
     if match := _SCIENTIFIC.fullmatch(text):
         return rf"{match[1]}\times 10^{{{int(match[2])}}}"

@@ -49,7 +49,9 @@ _WITH_UNIT = re.compile(r"([-+]?[\d.,/ ]*\d)\s*(?:[A-Za-z°^/]+\d?\s*){0,3}")
 _LETTER = re.compile(r"^[\s*]*\(?([A-J])\)?[\s.*]*$")
 _JOIN = re.compile(r"(?:\s|,|;|\\quad|\\qquad|\\text\s*\{|\}|and|or|for|parts?|\([a-z]\)|\$)*", re.IGNORECASE)
 _SEPARATOR = re.compile(r"\b(?:and|or)\b|[,;]")
-_CONCLUDES = re.compile(r"(?i)\b(?:answer|so|then|thus|therefore|hence|finally|final|is|not|no|but|wait|actually|rather|instead|correction|=)\b|=")
+_CONCLUDES = re.compile(
+    r"(?i)\b(?:answer|so|then|thus|therefore|hence|finally|final|is|not|no|but|wait|actually|rather|instead|correction|=)\b|="
+)
 _COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"(?<![A-Za-z_])[A-Za-z]{2,}(?![A-Za-z])")
 _DIFFERENTIAL = re.compile(r"d(?!o)[A-Za-z]")
@@ -88,7 +90,7 @@ def gold_answer(gold: str) -> Answer:
     """The answer of a gold entry, which may be bare (as in every benchmark of the table) or a whole solution."""
     found = joined_boxes(gold)
     if found:
-        return Answer(found, False, "last box, with its neighbours")
+        return Answer(found, False, _box_rule(gold, found))
     if ANCHOR.search(gold):
         return lenient_answer(gold) or Answer(gold.strip(), True, "the whole text")
     return Answer(gold.strip(), "$" not in gold and "\\(" not in gold and "\\[" not in gold, "the whole text")
@@ -109,7 +111,7 @@ def _read(text: str) -> Answer | None:
     """The lenient rule where no tag decides."""
     found = joined_boxes(text)
     if found is not None:
-        return Answer(found, False, "last box, with its neighbours") if found else None
+        return Answer(found, False, _box_rule(text, found)) if found else None
     if "\\boxed" in text or not text:
         unbraced = list(_UNBRACED.finditer(text))
         if unbraced and text.rfind("\\boxed") < unbraced[-1].end():
@@ -193,6 +195,10 @@ def joined_boxes(text: str) -> str | None:
         if content != parts[-1]:
             parts.append(content)
     return ", ".join(part for part in reversed(parts) if part)
+
+
+def _box_rule(text: str, found: str) -> str:
+    return "last box" if found == last_boxed(text) else "last boxes, joined"
 
 
 def is_prose(text: str) -> bool:

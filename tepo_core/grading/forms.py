@@ -46,7 +46,11 @@ _QUANTITY = re.compile(rf"({_NUMBER}){_SPACING}*-?{_SPACING}*([^\d\s].*)?", re.D
 _CURRENCY = re.compile(r"(?:(?:US|A|C|HK)\\?\$|USD|EUR|GBP|CNY|INR|Rs\.?|\\pounds|\\euro|\\yen)\s*(?=[-+\d.])")
 _PERCENT_WORD = re.compile(r"%|per ?cent|pct")
 _MIXED = re.compile(r"(-?)(\d{1,9})(?: and |[ -])(\d{1,9})/(\d{1,9})")
-_ORDINAL = re.compile(r"(\d+)\s*(?:\^\s*)?\{?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}")
+ORDINAL = re.compile(  # 12th, 12^{th}, 12^{\text{th}}
+    r"([+-]?\d*(?:1[123](?=\D*th)|(?<!1)1(?=\D*st)|(?<!1)2(?=\D*nd)|(?<!1)3(?=\D*rd)|[04-9](?=\D*th)))"
+    r"\s*(?:\^|\\textsuperscript)?[\s{]*(?:\\(?:text|textrm|mathrm|mbox|rm)[\s{]*)?(?:st|nd|rd|th)[\s}]*"
+)
+_NEARLY_ORDINAL = re.compile(r"(\d+)\s*(?:\^\s*)?\{?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}")
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12, "bn": 9, "mn": 6, "hundred": 2}
 _CHANGES = _set(  # words that make another number, or no single one, of the number before them
     "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth "
@@ -319,8 +323,9 @@ def quantity(text: str) -> str | None:
         return rf"{mixed[1]}\frac{{{whole * bottom + top}}}{{{bottom}}}" if 0 < top < bottom else None
     if (value := NUMBER_WORDS.get(_TEXT.sub(r"\1", text).strip().lower())) is not None:
         return str(value)
-    if ordinal := _ORDINAL.fullmatch(text):
-        return ordinal[1]
+    if _NEARLY_ORDINAL.fullmatch(text):  # 2^{th} is a power of 2, no second
+        ordinal = ORDINAL.fullmatch(text)
+        return ordinal[1] if ordinal else None
     bare = _CURRENCY.sub("", text, count=1)
     match = _QUANTITY.fullmatch(bare)
     if not match or not any(c.isdigit() for c in match[1]):

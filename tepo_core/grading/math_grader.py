@@ -2,13 +2,15 @@ r"""The mathematics grader: extraction, exact fast paths, and math-verify in wor
 
 Rules (each has a test):
 
-- Strict by default: the last complete ``\boxed{}`` after the reasoning is the answer. A truncated response is ``TRUNCATED``.
+- Strict by default: the last ``\boxed{}`` after the reasoning is the answer, and none is when it never closes. A truncated
+  response is ``TRUNCATED``.
 - A comparison that exceeds the time-out is ``TIMEOUT``; one that crashes, or a gold that cannot be read, is ``ERROR``. Neither
-  is ever counted as wrong or right.
+  is ever counted as wrong or right. ``Grade.reason`` says what broke, or which rule decided.
 - An answer of more than 10,000 characters that is neither an integer nor the gold's own text is not parsed: ``ERROR``.
 - An answer that cannot be read as mathematics is compared as text.
 - Lists in a box or in mathematics are sets of solutions, tuples are ordered, decimals are compared after rounding to six
-  places, units and degree signs are dropped, 28 % equals 28 and 0.28.
+  places, units and degree signs are dropped, 28 % equals 28 and 0.28. The forms of writing are in
+  :mod:`tepo_core.grading.forms`, the policy on them in docs/evaluation.md.
 """
 
 from __future__ import annotations

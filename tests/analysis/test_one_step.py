@@ -154,6 +154,6 @@ def test_the_picture_of_the_move_shows_what_each_method_makes_of_it():
     grpo, tepo_kl, mpo = ([line.get_xdata().tolist() for line in figure.axes[i].lines[1:]] for i in (2, 4, 6))
     assert grpo == [[0, 1, 3, 4, 5], [2], []]  # flows, clipped, charged: the token that moved is clipped
     assert tepo_kl == [[0, 1, 2, 3, 4, 5], [], [2]]  # e^(0.9 / 6) is inside the band; the entropy fell at one token
-    assert mpo == [[0, 1, 3, 4, 5], [2], []]  # e^(0.9 / 5) is inside; the window of four at the end, e^(0.9 / 4), is not
+    assert mpo == [[0, 1, 2, 3, 4, 5], [], []]  # e^(0.9 / 5) is inside; a window that runs over the end goes on at the start
     assert figure.axes[4].lines[1].get_ydata() == pytest.approx([np.exp(0.15)] * 6)
-    assert figure.axes[6].lines[1].get_ydata() == pytest.approx([np.exp(0.18)] * 2 + [1.0] * 3)
+    assert figure.axes[6].lines[1].get_ydata() == pytest.approx([np.exp(0.18)] * 3 + [1.0] + [np.exp(0.18)] * 2)

@@ -53,6 +53,47 @@ def test_the_strict_rule_and_other_graders(file):
     assert json.loads(result.stdout) == {"id": "a", "outcome": "correct", "extracted": "7"}
 
 
+EXPLAINED = [  # gold, prediction, what --explain says
+    ("0.35", "The share is **35%**.", {"rule": "the last mathematics or number", "answer_form": r"35\%", "why": "percentages"}),
+    ("5000", r"<answer>5\text{ thousand}</answer>", {"rule": "tag <answer>, the whole text", "answer_form": "5000"}),
+    ("3", r"$23 \bmod 4 = 3$", {"answer_form": "3", "forms": ["of an equation, the right side"]}),
+    ("x+1", r"\boxed{x+2}", {"rule": "last box", "why": "difference of the expressions is not 0 at a point"}),
+    (r"$m_{\max}=4$", "#### 4", {"rule": "after ####", "gold_form": "4", "gold_rule": "the whole text"}),
+    ("7", "8", {"rule": "the whole text", "outcome": "wrong", "why": "integers compared by value"}),
+    ("7", "", {"rule": None, "answer_form": None, "outcome": "no_answer"}),
+    ("5", r"\boxed{5} and \boxed{", {"rule": None, "extracted": None, "outcome": "no_answer"}),
+    (r"\frac{1}{2^{15}", r"\boxed{1}", {"outcome": "error", "reason": r"the gold '\\frac{1}{2^{15}' cannot be read as mathematics"}),
+    ("5", r"\boxed{5^{5^{5^{5}}}}", {"outcome": "timeout", "reason": "no verdict within 0.5 s", "why": "no verdict within 0.5 s"}),
+]
+
+
+def test_explain_says_what_was_extracted_and_why(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"gold": g, "prediction": p}) + "\n" for g, p, _ in EXPLAINED))
+    result = call("grade", path, "--explain", "--workers", 1, "--timeout", 0.5)
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    for row, (_, _, told) in zip(rows, EXPLAINED, strict=True):
+        assert {key: row[key] for key in told} == told
+        assert row["why"] and {"rule", "gold_rule", "gold_form", "answer_form", "forms", "why"} <= set(row)
+        assert ("reason" in row) == (row["outcome"] in ("error", "timeout"))
+    plain = grade_file(path, workers=1, timeout=0.5)
+    assert [row["outcome"] for row in plain] == [row["outcome"] for row in rows]
+    assert [set(row) - {"id", "outcome", "extracted"} for row in plain] == [set()] * 8 + [{"reason"}] * 2
+
+
+def test_explain_of_the_other_graders(file):
+    strict = grade_file(file, require_boxed=True, explain=True)
+    assert [row["rule"] for row in strict] == ["last box", *[None] * 4] and "never closes" in strict[1]["why"]
+    exact = grade_file(file, grader="exact", explain=True)
+    assert exact[0] | {"id": 0} == {
+        "id": 0, "outcome": "correct", "extracted": "7", "rule": "last box", "gold_rule": "the whole text", "gold_form": "7",
+        "answer_form": "7", "forms": [], "why": "integers compared by value",
+    }  # fmt: skip
+    assert "never closes" in exact[1]["why"]
+    assert "has no answer to explain; allowed: exact, math" in str(call("grade", file, "--grader", "code", "--explain").exception)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -65,7 +65,8 @@ def test_lenient_rule(response, answer):
 @pytest.mark.parametrize(
     "response, rule",
     [
-        (r"\boxed{5}", "last box, with its neighbours"),
+        (r"\boxed{5}", "last box"),
+        (r"\boxed{5} and \boxed{6}", "last boxes, joined"),
         (r"\boxed 5", "box without braces"),
         ("<answer>5</answer>", "tag <answer>, the whole text"),
         ("final_answer(5)", "call final_answer(, the whole text"),

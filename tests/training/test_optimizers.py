@@ -37,7 +37,7 @@ def equal_updates(model, optimizer, step, seed=0):
 
 
 def model_of(dtype, **policy):
-    model = initial_policy(tiny_study(policy=policy), 0).model.bfloat16()  # equal numbers in both precisions
+    model = initial_policy(tiny_study(policy=policy), 0, Path(".")).model.bfloat16()  # equal numbers in both precisions
     return model.to(dtype)
 
 
@@ -81,7 +81,7 @@ def test_adapters_of_a_bf16_policy_move_too():
     moves = {}
     for dtype in (torch.float32, torch.bfloat16):
         study = tiny_study(policy={"lora_rank": 2})
-        policy = initial_policy(study, 0)
+        policy = initial_policy(study, 0, Path("."))
         policy.model = policy.model.bfloat16().to(dtype)
         model = with_adapters(policy, study.policy, 0).model
         for p in model.parameters():
