@@ -22,6 +22,7 @@ from tepo_core.evaluation.passk import check_k, majority_at_k, pass_at_k
 from tepo_core.files import write_json
 from tepo_core.grading.exact import canonical_integer
 from tepo_core.grading.types import Grader, Outcome
+from tepo_core.model.text import prompt_ids, response_text
 from tepo_core.rollout.graded import sample_and_grade
 from tepo_core.rollout.types import Engine, SamplingParams
 from tepo_core.runs.folder import DONE, finish
@@ -92,19 +93,22 @@ def evaluate_policy(
     progress: Callable[[int, int, str], None] | None = None,
     *,
     encode: Callable[[str], list[int]] | None = None,
+    decode: Callable[[list[int]], str] | None = None,
     context: int | None = None,
     rows_at_once: int = 4096,
 ) -> pa.Table:
     """Sample and grade every problem; one row a response (columns: :data:`SCHEMA`), in the order of the problems.
 
-    ``grader`` is one for all splits or one a split. ``encode`` turns a prompt into token ids (default: the tokenizer,
-    nothing added). ``context`` is the model's window in tokens: a prompt that leaves less room than ``max_new_tokens`` is
-    sampled with the room there is; one that leaves none is not asked and recorded as outcome ``error``, finish
-    ``prompt_too_long``. Prompts are never cut. ``seed_labels`` name the stream of random numbers; the seed of a problem
-    depends on them, its split and its id, not on its neighbours. ``progress(done, total, split)`` is called after each
-    batch of at most ``rows_at_once`` responses. Raises :class:`DataError` on an empty split or repeated ids.
+    ``grader`` is one for all splits or one a split. ``encode`` turns a prompt into token ids and ``decode`` a response into
+    text (default: :mod:`tepo_core.model.text` with the tokenizer's EOS). ``context`` is the model's window in tokens: a
+    prompt that leaves less room than ``max_new_tokens`` is sampled with the room there is; one that leaves none is not asked
+    and recorded as outcome ``error``, finish ``prompt_too_long``. Prompts are never cut. ``seed_labels`` name the stream of
+    random numbers; the seed of a problem depends on them, its split and its id, not on its neighbours. ``progress(done,
+    total, split)`` is called after each batch of at most ``rows_at_once`` responses. Raises :class:`DataError` on an empty
+    split or repeated ids.
     """
-    encode = encode or (lambda prompt: tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    encode = encode or (lambda prompt: prompt_ids(tokenizer, prompt))
+    decode = decode or (lambda ids: response_text(tokenizer, ids, {tokenizer.eos_token_id}))
     for split, problems in problems_by_split.items():
         check_problems(split, problems)
     plans = {split: settings_for(cfg, split) for split in problems_by_split}
@@ -113,7 +117,7 @@ def evaluate_policy(
         split_sampler = SplitSampler(
             engine=engine,
             grader=grader[split] if isinstance(grader, Mapping) else grader,
-            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            decode=decode,
             encode=encode,
             split=split,
             problems=problems,

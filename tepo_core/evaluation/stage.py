@@ -71,6 +71,7 @@ def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, ou
             seed_labels=(seed, task),
             progress=_reporter(progress, len(problems)),
             encode=policy.encode,
+            decode=policy.decode,
             context=policy.context,
             rows_at_once=study.rollout.batch_size,
         )

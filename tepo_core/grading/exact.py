@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tepo_core.grading.boxes import last_boxed
+from tepo_core.grading.extract import after_reasoning
 from tepo_core.grading.types import Grade, Outcome, check_batch
 
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
@@ -22,7 +23,7 @@ def canonical_integer(text: str) -> str | None:
 
 
 class ExactGrader:
-    r"""The last complete ``\boxed{}`` compared with the gold as a stripped string, integers by value. In process.
+    r"""The last complete ``\boxed{}`` after the reasoning compared with the gold as a stripped string, integers by value. In process.
 
     A truncated response is ``TRUNCATED`` whatever it says: an answer that the policy did not finish is not an answer.
     """
@@ -34,7 +35,7 @@ class ExactGrader:
 
     @staticmethod
     def _one(gold: str, response: str, truncated: bool) -> Grade:
-        answer = last_boxed(response) or None
+        answer = last_boxed(after_reasoning(response)) or None
         if truncated:
             return Grade(Outcome.TRUNCATED, answer)
         if answer is None:

@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from tepo_core.model import mtp
 from tepo_core.model.inspect import check_chat, check_folder, check_vocabulary, context_of
 from tepo_core.model.norms import use_lean_norms
 from tepo_core.model.sources import add_adapters, end_of_turn, gguf_file, gguf_tokenizer, load_gguf, merged
+from tepo_core.model.text import exact_text, prompt_ids, response_text
 from tepo_core.seeding import derive_seed
 
 transformers_logging.disable_progress_bar()
@@ -64,21 +66,25 @@ class Policy:
         return sum(p.numel() for p in self.model.parameters())
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, through the chat template when ``prompt_format`` is ``chat``."""
+        """Token ids of a prompt, through the chat template when ``prompt_format`` is ``chat``; nothing stands behind it."""
         if self.prompt_format == "chat":
             message = [{"role": "user", "content": prompt}]
             return list(self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
-        return list(self.tokenizer(prompt, add_special_tokens=True)["input_ids"])
+        return prompt_ids(self.tokenizer, prompt)
 
     def decode(self, ids: list[int]) -> str:
-        """Text of a response without its special tokens. For grading and showing only."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        """Text of a response as the model said it, without the token that ends it. For grading and showing only."""
+        return response_text(self.tokenizer, ids, self._ends)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        return frozenset(self.eos_ids)
 
     def token_texts(self, ids: list[int]) -> list[str]:
         """Text of each token by itself."""
         known = self._texts
         for i in set(ids).difference(known):
-            known[i] = self.tokenizer.decode([i])
+            known[i] = exact_text(self.tokenizer, [i])
         return [known[i] for i in ids]
 
 
