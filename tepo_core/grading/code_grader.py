@@ -16,9 +16,12 @@ from typing import Any
 
 from tepo_core.grading.code_sandbox import Limits, Result, run_program
 from tepo_core.grading.extract import after_reasoning
+from tepo_core.grading.fences import SKIPPED, fenced_blocks, is_unfenced, skip_string
 from tepo_core.grading.types import Grade, GradingError, Outcome, check_batch
 
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FUTURE = re.compile(
+    SKIPPED + r"|^(?P<future>from[ \t]+__future__[ \t]+import[ \t]*(?:\([^)]*\)|(?:[^\n;#\\]|\\\n)*))[ \t]*;?[ \t]*", re.MULTILINE
+)
 # A limit other than time is no verdict of the tests: the sandbox stopped the program.
 _OUTCOMES = {"passed": Outcome.CORRECT, "failed": Outcome.WRONG, "timeout": Outcome.TIMEOUT}
 
@@ -56,7 +59,8 @@ class CodeGrader:
             elif code is None:
                 grades.append(Grade(Outcome.NO_ANSWER))
             else:
-                grades.append(Grade(_OUTCOMES.get(results[(gold, code)].status, Outcome.ERROR), code))
+                result = results[(gold, code)]
+                grades.append(Grade(_OUTCOMES.get(result.status, Outcome.ERROR), code, beyond_limits=result.beyond_limits))
         return grades
 
     def run(self, program: str) -> Result:
@@ -89,18 +93,24 @@ def make_gold(*, prompt: str, entry_point: str, tests: str) -> str:
 def extract_code(response: str, specification: dict[str, Any]) -> str | None:
     """The code of a response; ``None`` when there is none.
 
-    The last complete fenced block that defines the entry point, else the last complete fenced block. Without a fence: the
+    The last complete fenced block that defines the entry point, else the last complete fenced block; a last block that never ends
+    and defines the entry point again, or that nothing complete stands before, is an unfinished answer. Without a fence: the
     response itself where it defines the entry point, else its lines as a continuation of the prompt, up to the first line
     that starts something new at the margin."""
-    text = after_reasoning(response)
-    blocks = [block for block in _FENCE.findall(text) if block.strip()]
+    text = after_reasoning(response).replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
+    name = specification["entry_point"]
+    blocks = [] if is_unfenced(text) else fenced_blocks(text)
     if blocks:
-        return next((block for block in reversed(blocks) if defines(block, specification["entry_point"])), blocks[-1])
-    if "```" in text:
-        return None  # an unfinished block is an unfinished answer
+        finished = [block.code for block in blocks if block.closed and block.code.strip()]
+        defining = [code for code in finished if defines(code, name)]
+        if not blocks[-1].closed and (not defining or defines(blocks[-1].code, name)):
+            return None
+        return (defining or finished or [None])[-1]
+    if "```" in text and not is_unfenced(text):
+        return None  # a fence that opens no block: there is code, but not in a form that can be cut out
     if not text.strip():
         return None
-    if defines(text, specification["entry_point"]) or not specification["prompt"]:
+    if defines(text, name) or not specification["prompt"]:
         return text
     lines = text.split("\n")
     end = next((i for i, line in enumerate(lines) if i and line[:1] not in ("", " ", "\t", "#", ")", "]", "}")), len(lines))
@@ -114,10 +124,27 @@ def defines(code: str, name: str) -> bool:
 
 
 def assemble(specification: dict[str, Any], code: str) -> str:
-    """The program to run: what precedes the answer in the prompt, the answer, the tests."""
+    """The program to run: what precedes the answer in the prompt, the answer, the tests; imports from ``__future__`` first."""
     prompt, name = specification["prompt"], specification["entry_point"]
-    signature = re.search(rf"^def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE)
+    signature = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE)
     if signature and defines(code, name):
         before = prompt[: signature.start()]  # imports and helpers that the prompt gives
-        return f"{before}\n{code}\n\n{specification['tests']}\n"
-    return f"{prompt}{code}\n\n{specification['tests']}\n"
+        return _future_first(f"{before}\n{code}\n\n{specification['tests']}\n")
+    return _future_first(f"{prompt}{code}\n\n{specification['tests']}\n")
+
+
+def _future_first(program: str) -> str:
+    """The program with its imports from ``__future__`` at the beginning, where alone they are allowed; strings stay as they are."""
+    if "__future__" not in program:
+        return program
+    moved, kept, position, copied = [], [], 0, 0
+    endless: set[str] = set()
+    while token := _FUTURE.search(program, position):
+        position = token.end()
+        if token["quote"] and (end := skip_string(program, token["quote"], position, endless)) >= 0:
+            position = end
+        elif token["future"]:
+            moved.append(token["future"].rstrip() + "\n")
+            kept.append(program[copied : token.start()])
+            copied = position
+    return "".join([*moved, *kept, program[copied:]])

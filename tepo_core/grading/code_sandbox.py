@@ -65,12 +65,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """``status``: one of :data:`STATUSES`. ``passed`` means that the whole program ran to its end. ``note`` says why not."""
+    """``status``: one of :data:`STATUSES`. ``passed`` means that the whole program ran to its end. ``note`` says why not.
+    ``by_clock``: a time-out by the clock, which a busy machine can cause; else it is of the program's own CPU time."""
 
     status: str
     note: str = ""
     output: str = ""
     protections: tuple[str, ...] = ()
+    by_clock: bool = False
+
+    @property
+    def beyond_limits(self) -> bool:
+        """Whether the program was stopped for what it did itself, on any machine: CPU time, memory, output, files."""
+        return self.status in ("memory", "output", "files") or (self.status == "timeout" and not self.by_clock)
 
 
 def run_program(
@@ -161,7 +168,7 @@ def _watch(child: subprocess.Popen, request: bytes, token: str, limits: Limits, 
         "output": f"printed more than {limits.output} bytes",
         "files": f"wrote more than {limits.folder_size} bytes",
     }
-    return Result(stopped, notes[stopped], output.decode("utf-8", errors="replace"))
+    return Result(stopped, notes[stopped], output.decode("utf-8", errors="replace"), by_clock=stopped == "timeout")
 
 
 def _judge(code: int, cpu: float, verdict: bytes, token: str, output: str, limits: Limits) -> Result:
