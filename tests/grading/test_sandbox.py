@@ -60,10 +60,12 @@ def outside(tmp_path):
 
 
 def sandboxes():
-    """Processes that run the jail, whoever started them."""
+    """Processes that run the jail, of this process or left without a parent; not those of other tests on the machine."""
     found = set()
-    for process in psutil.process_iter(["pid", "cmdline", "status"]):
+    for process in psutil.process_iter(["pid", "ppid", "cmdline", "status"]):
         line = process.info["cmdline"] or []
+        if process.info["ppid"] not in (os.getpid(), 1):
+            continue
         if "-c" in line and any("AuditHook" in part for part in line) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.add(process.info["pid"])
     return found
