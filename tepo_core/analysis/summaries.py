@@ -196,10 +196,16 @@ def _mean(values: np.ndarray) -> float | None:
 
 
 def _spread(update: Series) -> float | None:
-    """Standard deviation of the ratio over all tokens of all updates, from its first two moments."""
-    if "ratio" not in update or "ratio_sq" not in update:
+    """Standard deviation of the ratio over all tokens of all updates.
+
+    From the mean of (r - 1)^2; records without it have the second moment alone, which cannot tell a spread below 1e-3."""
+    mean = update.total("ratio")
+    if "ratio_dev_sq" in update:
+        variance = update.total("ratio_dev_sq") - (mean - 1) ** 2
+    elif "ratio_sq" in update:
+        variance = update.total("ratio_sq") - mean**2
+    else:
         return None
-    variance = update.total("ratio_sq") - update.total("ratio") ** 2
     return float(np.sqrt(max(variance, 0.0))) if np.isfinite(variance) else None
 
 

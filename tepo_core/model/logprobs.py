@@ -11,14 +11,14 @@ D hidden size.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tepo_core.model.logprobs_chunked import BLOCK_LOGITS, LOG_ZERO, ChunkedLogprobs
+from tepo_core.model.logprobs_chunked import BLOCK_LOGITS, LOG_ZERO, ChunkedLogprobs, matmul
 from tepo_core.model.packing import arrange, can_pack
 
 # Below this many logits the plain form is faster: nothing is computed twice and its memory is small.
@@ -38,6 +38,16 @@ class LogprobError(ValueError):
     """The model or the arguments cannot be used for log-probs by this module; the message says why."""
 
 
+def head_logits(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """All logits in float32 (float64 for float64 inputs): the precision of the head wherever a distribution is read.
+
+    Sampling in half precision with a head rounded to it would draw from another distribution than the one that is trained."""
+    wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        logits_NV = hidden_ND.to(wide) @ weight_VD.to(wide).T
+        return logits_NV if bias is None else logits_NV + bias.to(wide)
+
+
 def plain_logprobs(
     hidden_ND: torch.Tensor,
     weight_VD: torch.Tensor,
@@ -48,11 +58,8 @@ def plain_logprobs(
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The textbook form: all logits, ``log_softmax``, gather. The reference for :func:`chosen_logprobs`."""
-    wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
     with torch.autocast(hidden_ND.device.type, enabled=False):
-        logits_NV = hidden_ND.to(wide) @ weight_VD.to(wide).T
-        if bias is not None:
-            logits_NV = logits_NV + bias.to(wide)
+        logits_NV = head_logits(hidden_ND, weight_VD, bias)
         logp_NV = (logits_NV if temperature == 1.0 else logits_NV / temperature).log_softmax(-1)
         logprobs_N = logp_NV.gather(1, targets_N[:, None])[:, 0]
         entropy_N = exact_entropy(logp_NV) if entropy else None
@@ -272,6 +279,32 @@ def response_states(
     hidden_RSD = base_model(input_ids=input_RS, position_ids=position_RS, use_cache=False).last_hidden_state
     hidden_ND = hidden_RSD.flatten(0, 1).index_select(0, source_N)
     return ResponseStates(hidden_ND, targets_N, mask_BT, index_N)
+
+
+def response_logits(model: nn.Module, states: ResponseStates) -> torch.Tensor:
+    """Logits [N, V] of every response token, for what needs the whole distribution. Raises as :func:`output_matrix` does."""
+    weight_VD, bias = output_matrix(model)
+    return head_logits(states.hidden_ND.to(weight_VD.dtype), weight_VD, bias)
+
+
+def sampling_head(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Hidden states [B, D] to float32 logits [B, V] for a half-precision model without gradient, as :func:`head_logits` has them.
+
+    None where the model's own forward serves: in full precision, and where its head is no plain matrix (such a model can be
+    sampled from, not trained). On a CPU the matrix is converted once, here; on a GPU the product accumulates in float32."""
+    if next(model.parameters()).dtype not in (torch.bfloat16, torch.float16):
+        return None
+    try:
+        weight_VD, bias = output_matrix(model)
+    except LogprobError:
+        return None
+    weight_VD = weight_VD if weight_VD.is_cuda else weight_VD.float()
+
+    def logits(hidden_BD: torch.Tensor) -> torch.Tensor:
+        logits_BV = matmul(hidden_BD.to(weight_VD.dtype), weight_VD.T)
+        return logits_BV if bias is None else logits_BV + bias.float()
+
+    return logits
 
 
 def sequence_logprobs(

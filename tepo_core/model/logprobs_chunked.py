@@ -74,7 +74,7 @@ def _pointwise(function, device: torch.device):
     return _COMPILED[function.__name__]
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Product accumulated and returned in float32 (float64 for float64 inputs)."""
     if a.dtype in (torch.float32, torch.float64):
         return a @ b
@@ -163,7 +163,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden_nD, weight_vD, bias_V, v, temperature):
-    logits_nv = _matmul(hidden_nD, weight_vD.T)
+    logits_nv = matmul(hidden_nD, weight_vD.T)
     if bias_V is not None:
         logits_nv += bias_V[v : v + weight_vD.shape[0]]
     return logits_nv if temperature == 1.0 else logits_nv.mul_(1.0 / temperature)

@@ -22,17 +22,18 @@ def token_sums(batch: TokenBatch, surrogate: Surrogate, clipped_BT: Tensor, kl_B
     """Sums over the tokens of a prepared micro-batch, without gradient. ``charged_BT``: 1 on tokens that pay the KL penalty.
 
     kl_old is the k3 estimate of KL(old || policy) on tokens sampled from old. covariance starts as sum(log pi * A);
-    :func:`merge` centres it. Entropy sums appear when the batch has entropies."""
+    :func:`merge` centres it. ratio_dev_sq is the sum of (ratio - 1)^2, from which a spread of 1e-4 can be told, as it cannot from the
+    squares of numbers near 1. Entropy sums appear when the batch has entropies."""
     d_BT, advantages_BT, valid_BT = batch.log_ratio_BT, batch.advantages_BT, batch.valid_BT
     tokens, drift = valid_BT.sum(), d_BT.sum()
-    ratio, ratio_sq = _ratio_sums(surrogate.ratio_BT, valid_BT)
+    ratio, ratio_dev_sq = _ratio_sums(surrogate.ratio_BT, valid_BT)
     sums = {
         "log_ratio": drift,
         "abs_log_ratio": d_BT.abs().sum(),
         "log_ratio_sq": _dot(d_BT, d_BT),
         "kl_old": d_BT.clamp(max=20.0).expm1_().sum() - drift,
         "ratio": ratio,
-        "ratio_sq": ratio_sq,
+        "ratio_dev_sq": ratio_dev_sq,
         "logprob": batch.logprobs_BT.sum(),
         "advantage": advantages_BT.sum(),
         "covariance": _dot(batch.logprobs_BT, advantages_BT),
@@ -107,5 +108,7 @@ def _weights(ratio_BT: Tensor, valid_BT: Tensor) -> Tensor:
 
 
 def _ratio_sums(ratio_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
-    weighted_BT = ratio_BT * _weights(ratio_BT, valid_BT)
-    return weighted_BT.sum(), _dot(weighted_BT, ratio_BT)
+    """sum r, in float64, and sum (r - 1)^2 over the tokens. Near 1 the difference is exact."""
+    weights_BT, beyond_BT = _weights(ratio_BT, valid_BT), ratio_BT - 1
+    weighted_BT = beyond_BT * weights_BT
+    return weighted_BT.sum(dtype=torch.float64) + weights_BT.sum(dtype=torch.float64), _dot(weighted_BT, beyond_BT)

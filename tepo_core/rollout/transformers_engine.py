@@ -7,13 +7,14 @@ cumulative distribution at one uniform. So the batch, its order and the rows dro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
-from tepo_core.model.logprobs import causal_model, exact_entropy
+from tepo_core.model.logprobs import causal_model, exact_entropy, sampling_head
 from tepo_core.rollout.decoding import decoding_attention, is_plain, roomy
 from tepo_core.rollout.types import Rollouts, SamplingParams
 from tepo_core.seeding import numpy_generator
@@ -24,6 +25,7 @@ class TransformersEngine:
 
     def __init__(self, model: Any, *, pad_id: int, eos_ids: list[int], batch_size: int = 1024) -> None:
         self.model, self.pad_id, self.eos_ids, self.batch_size = model, pad_id, eos_ids, batch_size
+        self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def update_weights(self, model: Any) -> None:
         self.model = model
@@ -38,6 +40,7 @@ class TransformersEngine:
             raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one seed a prompt")
         was_training = self.model.training
         self.model.eval()
+        self._head = sampling_head(self.model)
         result = Rollouts()
         step = max(1, self.batch_size // n)
         try:
@@ -46,8 +49,15 @@ class TransformersEngine:
                     chunk = prompts[start : start + step]
                     result.extend(self._generate_chunk(chunk, n, params, seeds[start : start + step]), start)
         finally:
+            self._head = None
             self.model.train(was_training)
         return result
+
+    def _logits(self, **inputs: Any) -> torch.Tensor:
+        """Logits of the next token in float32, [rows, V]. The head of a half-precision model is that of the trainer."""
+        if self._head is None:
+            return self.model(**inputs, logits_to_keep=1).logits[:, -1].float()
+        return self._head(causal_model(self.model).base_model(**inputs).last_hidden_state[:, -1])
 
     def _generate_chunk(self, prompts: list[list[int]], n: int, params: SamplingParams, seeds: list[int]) -> Rollouts:
         device = next(self.model.parameters()).device
@@ -82,14 +92,14 @@ class TransformersEngine:
                 cache.batch_select_indices(parents)
                 mask_CS, position_C = mask_CS[parents], position_C[parents]
             seen += 1
-            output = self.model(
+            logits_CV = self._logits(
                 input_ids=token_C[:, None],
                 attention_mask=mask_CS[..., :seen] if padded or not plain else None,
                 position_ids=position_C[:, None],
                 past_key_values=cache,
                 use_cache=True,
             )
-            logits_CV, position_C = output.logits[:, -1].float(), position_C + 1
+            position_C = position_C + 1
         lengths = lengths_B.tolist()
         tokens, logprobs, entropies = tokens_BT.tolist(), logprobs_BT.cpu().numpy(), entropies_BT.cpu().numpy()
         return Rollouts(
@@ -112,15 +122,14 @@ class TransformersEngine:
             mask_PS[row, width - len(prompt) :] = 1
         ids_PS, mask_PS = ids_PS.to(device), mask_PS.to(device)
         cache = DynamicCache(config=self.model.config)
-        output = self.model(
+        logits_PV = self._logits(
             input_ids=ids_PS,
             attention_mask=mask_PS,
             position_ids=(mask_PS.cumsum(-1) - 1).clamp(min=0),
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
         )
-        return output.logits[:, -1].float(), roomy(cache), mask_PS
+        return logits_PV, roomy(cache), mask_PS
 
 
 def _next_rows(

@@ -209,13 +209,13 @@ class Trainer:
         """All updates of a rollout step. A loss or gradient that is not finite stops the run before it reaches the weights."""
         if self.method.needs_exact_kl and self.method.settings.kl.reference == "old":
             self.learner.old_model = self._frozen_copy()
-        if self.method.needs_mtp:
-            self.learner.remember_ahead(experience)
         # Gradient checkpointing works in training mode only. Without dropout the mode changes nothing else.
         self.policy.model.train(self.policy.model.is_gradient_checkpointing)
-        parts = mini_batches(len(experience.problems), self.train.minibatches, self.train.epochs, self.seed, self.step)
-        for update, prompts in enumerate(parts, start=1):
-            rows, last = experience.rows_of(prompts), update == len(parts)
+        cut = mini_batches(len(experience.problems), self.train.minibatches, self.train.epochs, self.seed, self.step)
+        parts = [experience.rows_of(prompts) for prompts in cut]
+        self.learner.remember(experience, parts[: len(parts) // self.train.epochs])
+        for update, rows in enumerate(parts, start=1):
+            last = update == len(parts)
             self._set_lr()
             try:
                 result = self.learner.update(experience, rows, (self.seed, self.step, update), keep_tokens=recorded and last)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tepo_core.model.batching import micro_batches
-from tepo_core.model.logprobs import ResponseStates, exact_kl, output_matrix, response_states, state_logprobs
+from tepo_core.model.logprobs import ResponseStates, exact_kl, response_logits, response_states, state_logprobs
 from tepo_core.model.mtp import ahead_logprobs
 from tepo_core.model.policy import Policy
 from tepo_core.objectives.methods import LossOutput, Method, MiniBatchTotals, TokenBatch
@@ -24,7 +24,7 @@ from tepo_core.objectives.types import NonFiniteError
 from tepo_core.seeding import torch_generator
 from tepo_core.tasks.problem import TOKEN_KINDS
 from tepo_core.training.experience import Experience, pad_grid
-from tepo_core.training.optimizers import MasterOptimizer
+from tepo_core.training.optimizers import HALF, MasterOptimizer
 
 
 class DivergenceError(RuntimeError):
@@ -60,36 +60,51 @@ class Learner:
     reference_model: Any = None
 
     def update(self, experience: Experience, rows: list[int], seed_labels: tuple, keep_tokens: bool = False) -> UpdateResult:
-        """Accumulate the gradient of ``rows``, clip it, step. Raises :class:`DivergenceError` before a step that is not finite."""
+        """Accumulate the gradient of ``rows``, clip it, step; a gradient of exactly 0 makes no step (value ``skipped``).
+
+        The metrics are over all tokens of ``rows`` for every method. Raises :class:`DivergenceError` before a step that is not
+        finite."""
         totals = MiniBatchTotals(float(sum(experience.length(r) for r in rows)), float(len(rows)), self.constant)
-        groups = self._groups(experience, rows)
+        groups, silent = self._groups(experience, rows)
         self.optimizer.zero_grad()
         outputs, batches = [], []
         for group, batch in zip(groups, self._micro_batches(experience, groups, seed_labels), strict=True):
-            try:
-                self.method.validate(batch)  # reads values: one wait for the device a micro-batch, and NaN is named
-            except NonFiniteError as error:
-                raise DivergenceError(f"{error} (rows of a micro-batch: {group})", rows) from None
-            output = self.method.loss(batch, totals)
+            output = self._loss(batch, totals, group, rows)
             output.loss.backward()
             outputs.append(output)
             batches.append(batch)
+        for group in silent:  # before the step: metrics cover all tokens of the mini-batch, under the same policy
+            batches.append(self._forward(experience, group, gradient=False))
+            outputs.append(self._loss(batches[-1], totals, group, rows))
         norm = torch.nn.utils.clip_grad_norm_([t for t in self.optimizer.tensors if t.grad is not None], self.grad_clip)
         sums, values = merge(outputs)
         sums["computed"] = [float(sum(experience.length(row) for group in groups for row in group)), totals.tokens]
         values["grad_norm"] = float(norm)
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             raise DivergenceError(f"loss = {values['loss']}, gradient norm = {values['grad_norm']}", rows)
-        self.optimizer.step()
+        values["skipped"] = float(values["grad_norm"] == 0.0)
+        if not values["skipped"]:  # without a signal Adam would move on by momentum
+            self.optimizer.step()
         if experience.kinds is not None:
-            sums |= _credit_sums(experience, groups, batches, outputs)
-        tokens = _token_results(groups, batches, outputs) if keep_tokens else {}
+            sums |= _credit_sums(experience, [*groups, *silent], batches, outputs)
+        tokens = _token_results([*groups, *silent], batches, outputs) if keep_tokens else {}
         return UpdateResult(sums, values, tokens)
 
-    def _groups(self, experience: Experience, rows: list[int]) -> list[list[int]]:
-        """Micro-batches of rows. Rows whose advantage is 0 are left out where they cannot change the gradient (they stay in N)."""
-        if self.method.inert_without_advantage:
-            rows = [row for row in rows if experience.advantage(row) != 0.0] or rows[:1]
+    def _loss(self, batch: TokenBatch, totals: MiniBatchTotals, group: list[int], rows: list[int]) -> LossOutput:
+        try:
+            self.method.validate(batch)  # reads values: one wait for the device a micro-batch, and NaN is named
+        except NonFiniteError as error:
+            raise DivergenceError(f"{error} (rows of a micro-batch: {group})", rows) from None
+        return self.method.loss(batch, totals)
+
+    def _groups(self, experience: Experience, rows: list[int]) -> tuple[list[list[int]], list[list[int]]]:
+        """Micro-batches of the rows that are learned from, and of those that are only measured: rows whose advantage is 0, where
+        they cannot change the gradient (they stay in N)."""
+        inert = self.method.inert_without_advantage
+        silent = [row for row in rows if inert and experience.advantage(row) == 0.0]
+        return self._cut(experience, [row for row in rows if row not in set(silent)]), self._cut(experience, silent)
+
+    def _cut(self, experience: Experience, rows: list[int]) -> list[list[int]]:
         lengths = [len(experience.rollouts.prompt_ids[row]) + experience.length(row) for row in rows]
         return [[rows[i] for i in part] for part in micro_batches(lengths, self.micro_batch_tokens)]
 
@@ -127,7 +142,7 @@ class Learner:
             states = response_states(self.policy.model, prompts, responses, pad_id=self.policy.pad_id)
             logprobs_BT, entropy_BT = state_logprobs(self.policy.model, states, temperature=self.temperature)
             ahead_BTK = self._ahead(states)
-            exact_kl_BT = self._exact_kl(prompts, responses) if self.method.needs_exact_kl else None
+            exact_kl_BT = self._exact_kl(prompts, responses, states, gradient) if self.method.needs_exact_kl else None
         grid = {"dtype": logprobs_BT.dtype, "device": logprobs_BT.device}
         mask_BT = states.mask_BT
         advantages_B = torch.tensor([experience.advantage(row) for row in rows], **grid)
@@ -144,7 +159,7 @@ class Learner:
             old_entropy_BT=pad_grid([experience.old_entropies[row] for row in rows], **grid),
             exact_kl_BT=exact_kl_BT,
             mtp_logprobs_BTK=ahead_BTK,
-            old_mtp_logprobs_BTK=None if ahead_BTK is None else self._old_ahead(experience, rows, ahead_BTK),
+            old_mtp_logprobs_BTK=self._old_ahead(experience, rows, ahead_BTK),
             **{
                 name: pad_grid([values[row] for row in rows], **grid) for name, values in optional.items() if values is not None
             },
@@ -156,7 +171,9 @@ class Learner:
             return None
         return ahead_logprobs(self.policy.model, states, self.method.mtp_modules, temperature=self.temperature)
 
-    def _old_ahead(self, experience: Experience, rows: list[int], like_BTK: Tensor) -> Tensor:
+    def _old_ahead(self, experience: Experience, rows: list[int], like_BTK: Tensor | None) -> Tensor | None:
+        if like_BTK is None or experience.old_ahead is None:
+            return None
         grid_BTK = torch.zeros_like(like_BTK)
         for b, row in enumerate(rows):
             values = torch.from_numpy(experience.old_ahead[row])
@@ -164,34 +181,54 @@ class Learner:
         return grid_BTK
 
     @torch.no_grad()
-    def remember_ahead(self, experience: Experience) -> None:
-        """Before the first update of a rollout: what the modules of the sampling policy say of its responses."""
-        experience.old_ahead = [np.zeros(0)] * len(experience.rollouts)
-        everything = list(range(len(experience.rollouts)))
-        lengths = [len(experience.rollouts.prompt_ids[row]) + experience.length(row) for row in everything]
-        for part in micro_batches(lengths, self.micro_batch_tokens):
-            prompts = [experience.rollouts.prompt_ids[row] for row in part]
-            responses = [experience.rollouts.response_ids[row] for row in part]
-            states = response_states(self.policy.model, prompts, responses, pad_id=self.policy.pad_id)
-            ahead = self._ahead(states).cpu().numpy()
-            for b, row in enumerate(part):
-                experience.old_ahead[row] = ahead[b, : experience.length(row)].copy()
+    def remember(self, experience: Experience, parts: list[list[int]]) -> None:
+        """Before the first update of a rollout: what the policy says of its own responses, where sampling could not tell.
 
-    def _exact_kl(self, prompts: list[list[int]], responses: list[list[int]]) -> Tensor:
-        """KL over the whole vocabulary in the method's direction, with the policy's gradient."""
+        That is the multi-token modules' log-probs, and in half precision log-probs and entropies: hidden states of another batch
+        or with a cache are rounded otherwise, by more than some clip ranges. ``parts`` are the rows of the coming updates of one
+        epoch; they pass in the very micro-batches of those updates, so the ratio is exactly 1 before the first step."""
+        half = next(self.policy.model.parameters()).dtype in HALF
+        if not (half or self.method.needs_mtp):
+            return
+        kept: dict[int, TokenBatch] = {}
+        count = range(len(experience.rollouts))
+        experience.old_ahead = None
+        for group in (group for rows in parts for cut in self._groups(experience, rows) for group in cut):
+            batch = self._forward(experience, group, gradient=False)
+            kept |= {row: batch.rows(slice(b, b + 1)) for b, row in enumerate(group)}
+
+        def values(name: str) -> list[np.ndarray]:
+            return [getattr(kept[row], name)[0, : experience.length(row)].float().cpu().numpy() for row in count]
+
+        if half:
+            experience.old_logprobs, experience.old_entropies = values("logprobs_BT"), values("entropy_BT")
+        if self.method.needs_mtp:
+            experience.old_ahead = values("mtp_logprobs_BTK")
+
+    def _exact_kl(
+        self, prompts: list[list[int]], responses: list[list[int]], states: ResponseStates, gradient: bool = True
+    ) -> Tensor:
+        """KL over the whole vocabulary in the method's direction, with the policy's gradient; ``states`` are the policy's.
+
+        Where it is charged on positive advantages alone, rows that are only measured do not pay it and hold 0."""
         kl = self.method.settings.kl
+        if not gradient and kl.mask in ("tepo", "positive"):
+            return states.grid(torch.zeros_like(states.targets_N, dtype=torch.float32))
         other = self.old_model if kl.reference == "old" else self.reference_model
-        states, mine_NV = self._distribution(self.policy.model, prompts, responses)
+        mine_NV = self._distribution(self.policy.model, states)
         with torch.no_grad():
-            _, other_NV = self._distribution(other, prompts, responses)
+            other_NV = self._distribution(other, response_states(other, prompts, responses, pad_id=self.policy.pad_id))
         first, second = (mine_NV, other_NV) if kl.direction == "policy_reference" else (other_NV, mine_NV)
         return states.grid(exact_kl(first, second))
 
-    def _distribution(self, model: Any, prompts: list[list[int]], responses: list[list[int]]) -> tuple[Any, Tensor]:
-        states = response_states(model, prompts, responses, pad_id=self.policy.pad_id)
-        weight_VD, bias = output_matrix(model)
-        logits_NV = torch.nn.functional.linear(states.hidden_ND, weight_VD, bias).float()
-        return states, torch.log_softmax(logits_NV / self.temperature, dim=-1)
+    def _distribution(self, model: Any, states: ResponseStates) -> Tensor:
+        return torch.log_softmax(response_logits(model, states) / self.temperature, dim=-1)
+
+
+def _gradient(output: LossOutput) -> Tensor:
+    """|dJ/dlogprob| of every token; 0 on rows that were only measured."""
+    gradient_BT = output.token.gradient_BT
+    return torch.zeros_like(output.token.ratio_BT) if gradient_BT is None else gradient_BT.abs()
 
 
 def _kind_grid(experience: Experience, rows: list[int], mask_BT: Tensor) -> Tensor:
@@ -210,7 +247,7 @@ def _credit_sums(
         token = output.token
         change_BT = (batch.entropy_BT.detach() - batch.old_entropy_BT) * batch.mask_BT
         fields_FBT = torch.stack([
-            token.gradient_BT.abs() * batch.mask_BT, token.clipped_BT, token.mask_BT, change_BT, batch.mask_BT,
+            _gradient(output) * batch.mask_BT, token.clipped_BT, token.mask_BT, change_BT, batch.mask_BT,
         ])  # fmt: skip
         columns.append(torch.stack([(fields_FBT * (kinds_BT == k)).sum((1, 2)) for k in range(len(TOKEN_KINDS))], dim=1))
     table = torch.stack(columns).double().sum(0).tolist()  # fields x kinds
@@ -238,7 +275,7 @@ def _token_results(
             "ratio": token.ratio_BT,
             "mask": token.mask_BT,
             "clipped": token.clipped_BT,
-            "gradient": token.gradient_BT,
+            "gradient": _gradient(output),
         }
         arrays = {name: tensor.cpu().numpy() for name, tensor in columns.items()}
         lengths = batch.mask_BT.sum(-1).tolist()

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tepo_core.config import ConfigError
 from tepo_core.model import logprobs as module
-from tepo_core.model.logprobs import chosen_logprobs, plain_logprobs, sequence_logprobs
+from tepo_core.model.logprobs import chosen_logprobs, plain_logprobs, response_states, sequence_logprobs
 from tepo_core.model.logprobs_chunked import _block_gradient, _block_statistics
 from tepo_core.model.policy import _refuse_dropout, build_tiny, load_policy, save_policy
 from tepo_core.objectives.methods import resolve
@@ -138,16 +138,20 @@ def test_exact_kl_counts_what_can_be_drawn():
     with torch.no_grad():
         learner.old_model.model.norm.weight.mul_(1.5)
     prompts, responses = [policy.encode("1+2=")], [[12, 13]]
-    kl_BT = learner._exact_kl(prompts, responses)
+
+    def kl():
+        return learner._exact_kl(prompts, responses, response_states(policy.model, prompts, responses, pad_id=0))
+
+    kl_BT = kl()
     kl_BT.sum().backward()
     assert (kl_BT > 0).all() and kl_BT.isfinite().all()
     assert all(p.grad.isfinite().all() for p in policy.model.parameters() if p.grad is not None)
     learner.old_model = policy.model
-    assert float(learner._exact_kl(prompts, responses).abs().max()) == 0
+    assert float(kl().abs().max()) == 0
     with torch.no_grad():
         policy.model.get_output_embeddings().bias.zero_()  # now it can say what the other cannot
     learner.old_model = masked_policy().model
-    assert float(learner._exact_kl(prompts, responses)[0, 0]) == math.inf
+    assert float(kl()[0, 0]) == math.inf
 
 
 def test_probe_of_the_head_takes_equal_infinities_for_equal():

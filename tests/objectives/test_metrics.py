@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
 from by_hand import ADVANTAGES, ENTROPY, MASK, NEW, OLD, OLD_ENTROPY, SELECTED, TOTALS
 
+from tepo_core.analysis.summaries import _spread
 from tepo_core.objectives.correction import off_policy_correction
 from tepo_core.objectives.invariance import chunks, random_batch
 from tepo_core.objectives.methods import PRESETS, MiniBatchTotals, TokenBatch, resolve
 from tepo_core.objectives.metrics import merge
+from tepo_core.runs.metrics import Metrics, metric_line
 
 D = [math.log(1.5), math.log(0.5), math.log(0.7)]
 
@@ -39,7 +42,7 @@ def test_sums_by_hand():
         "log_ratio_sq": sum(d * d for d in D),
         "kl_old": sum(math.exp(d) - 1 - d for d in D),
         "ratio": 2 * s1 + 0.7,
-        "ratio_sq": 2 * 0.75 + 0.49,
+        "ratio_dev_sq": 2 * (s1 - 1) ** 2 + 0.09,
         "clip_low": 1,  # 0.7 < 0.8 with A < 0
         "clip_high": 0,
         "clip": 1,
@@ -62,6 +65,19 @@ def test_sums_by_hand():
         "ratio_max": pytest.approx(s1),
         "ratio_min": pytest.approx(0.7),
     }
+
+
+@pytest.mark.parametrize("spread", [1e-6, 1e-5, 1e-4, 1e-2])
+@pytest.mark.parametrize("name", ["grpo", "gspo_token"])
+def test_a_small_spread_of_the_ratio_is_told_in_float32(name, spread):
+    generator, shape = torch.Generator().manual_seed(0), (64, 100)
+    old_BT = -torch.rand(shape, generator=generator)
+    new_BT = old_BT + spread * torch.randn(shape, generator=generator)
+    batch = TokenBatch(new_BT, old_BT, torch.ones(shape, dtype=torch.bool), torch.ones(shape))
+    event = {"kind": "update", "step": 1, "update": 1}
+    event |= json.loads(metric_line("update", 1, *merge([resolve(name).loss(batch, MiniBatchTotals(6400, 64))])))
+    ratio_BT = resolve(name).loss(batch, MiniBatchTotals(6400, 64)).token.ratio_BT
+    assert _spread(Metrics("", {"update": [event]}).update) == pytest.approx(float(ratio_BT.double().std(correction=0)), rel=0.02)
 
 
 def test_covariance_is_centred():

@@ -188,7 +188,7 @@ def _update_line(step: int, update: int, train: config.Train, truth: Truth, rng:
         "abs_log_ratio": (spread * tokens, tokens),
         "log_ratio_sq": (spread**2 * tokens, tokens),
         "ratio": (tokens, tokens),
-        "ratio_sq": ((1 + spread**2) * tokens, tokens),
+        "ratio_dev_sq": (spread**2 * tokens, tokens),
         "clip": (truth.clip * moved * tokens, tokens),
         "clip_low": (truth.clip * moved * tokens / 4, tokens),
         "clip_high": (truth.clip * moved * tokens * 3 / 4, tokens),
