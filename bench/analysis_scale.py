@@ -76,7 +76,7 @@ def main() -> None:
             make(root, runs, options.updates)
             size = sum(p.stat().st_size for p in root.rglob("metrics.jsonl")) / 2**20
             command = [sys.executable, __file__, "--measure", str(root), "--runs", str(runs), "--updates", str(options.updates)]
-            seconds, peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-2:]
+            seconds, peak = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout.split()[-2:]
             rows.append(
                 [str(runs), str(options.updates), f"{size:.0f} MiB", f"{float(seconds):.1f} s", f"{float(peak):.0f} MiB"]
             )

@@ -49,7 +49,7 @@ class Contender:
             [python_of(environment), script, "--worker", name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
             env=env,
             cwd=ROOT,
         )
@@ -92,7 +92,7 @@ def alternate(contenders: list[Contender], repetitions: int, warm: int = 1, **re
 
 def measured(work: Callable[[], Any]) -> dict[str, float]:
     """Seconds, and peak memory above what was held before, in MiB (resident on the CPU)."""
-    with open("/proc/self/clear_refs", "w") as file:
+    with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
         file.write("5")  # resets the high-water mark
     before = memory("VmRSS")
     start = time.perf_counter()
@@ -103,7 +103,7 @@ def measured(work: Callable[[], Any]) -> dict[str, float]:
 
 def memory(name: str) -> float:
     """VmRSS or VmHWM of this process, MiB."""
-    with open("/proc/self/status") as file:
+    with open("/proc/self/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(name)) / 1024
 
 
@@ -122,7 +122,7 @@ def spread(values: list[float]) -> str:
 def machine() -> str:
     """Processor, cores of this process, memory."""
     model = platform.processor()
-    with open("/proc/cpuinfo") as file:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]

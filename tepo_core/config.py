@@ -191,7 +191,7 @@ class Report(Strict):
 
 
 class Compute(Strict):
-    """Machine. ``threads: 0`` takes one thread per physical core available to the process."""
+    """Machine. ``threads: 0`` takes one for the tiny model, else the cores that affinity and a container's quota leave."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=0)] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,18 @@ from typing import Any
 def write_json(path: Path, value: Any) -> None:
     """Write JSON with sorted keys, one item a line."""
     path.write_text(json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whole or leave it as it was: a full disk must not cut what was there. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def sha256(path: Path) -> str:

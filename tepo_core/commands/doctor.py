@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 
 from tepo_core.config import ConfigError
-from tepo_core.pipeline.inputs import MIN_FREE_BYTES
+from tepo_core.machine import cpu_quota, usable_cores
+from tepo_core.pipeline.inputs import MIN_FREE_BYTES, has_git
 from tepo_core.pipeline.processes import held_locks, orphans
 
 OK, NOTE, BAD = "ok", "note", "bad"
@@ -108,7 +109,10 @@ def parameters(root: Path) -> Finding:
 
 
 def cores(root: Path) -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable, quota = usable_cores(), cpu_quota()
+    if quota is not None and quota < 1:
+        fix = "give the container at least one whole CPU, or expect longer times"
+        return Finding("cores", NOTE, f"a quota of {quota:.2g} CPU limits this process", fix)
     limit = os.environ.get("OMP_NUM_THREADS")
     if limit and limit.isdigit() and int(limit) < usable:
         fix = "unset OMP_NUM_THREADS, unless several runs share the machine"
@@ -124,7 +128,7 @@ def cores(root: Path) -> Finding:
 def memory(root: Path) -> Finding:
     free = psutil.virtual_memory().available
     limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit, which the machine's own numbers do not show
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+    if limit.is_file() and (text := limit.read_text(encoding="utf-8").strip()).isdigit():
         free = min(free, int(text))
     shown = f"{free / 2**30:.1f} GB available"
     if free < 2 * 2**30:
@@ -143,7 +147,7 @@ def disk(root: Path) -> Finding:
 def gpu(root: Path) -> Finding:
     try:
         command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-        text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        text = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return Finding("GPU", OK, "none; the profiles smoke, quick, full and smollm need none")
     import torch
@@ -181,6 +185,8 @@ def dvc_lock(root: Path) -> Finding:
         return Finding(
             "DVC", BAD, "no .dvc folder", "clone the repository with git; a bare copy of files is not enough"
         )
+    if not has_git(root):
+        return Finding("DVC", BAD, "no git repository here, and DVC needs one (a ZIP download has none)", f"cd {root} && git init")
     path = root / ".dvc" / "tmp" / "lock"
     if path.is_file():
         from zc.lockfile import LockError, LockFile  # the one that DVC uses

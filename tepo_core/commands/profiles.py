@@ -11,6 +11,7 @@ from typing import Any
 
 from tepo_core.commands.graft import graft
 from tepo_core.config import BASE_PROFILE, ConfigError, Study, load_study, read_values
+from tepo_core.files import replace_file
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def use(root: Path, name: str) -> list[Change]:
         (root / ".tepo").mkdir(exist_ok=True)
         shutil.copyfile(target, root / ".tepo" / "params.previous.yaml")
     if changes or not target.is_file():
-        target.write_bytes(text.encode())
+        replace_file(target, text.encode())
     return changes
 
 

@@ -55,7 +55,7 @@ def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, ou
     kind = "warmup" if method == BASE else "train"
     source = run_folder(root, kind, task, seed, None if method == BASE else method) / "policy"
     problems = {split: load_split(data_folder(root, task, seed), split)[: cfg.limit or None] for split in cfg.splits}
-    set_threads(study.compute)
+    set_threads(study)
     policy = load_policy(source, study.policy)
     policy.model.to(resolve_device(study.compute))
     graders = {split: make_grader(grader_kind(split if split in study.data.eval_sets else task)) for split in problems}

@@ -8,7 +8,6 @@ fenced block, or the continuation of the prompt.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from tepo_core.grading.code_sandbox import Limits, Result, run_program
 from tepo_core.grading.extract import after_reasoning
 from tepo_core.grading.fences import SKIPPED, fenced_blocks, is_unfenced, skip_string
 from tepo_core.grading.types import Grade, GradingError, Outcome, check_batch
+from tepo_core.machine import usable_cores
 
 _FUTURE = re.compile(
     SKIPPED + r"|^(?P<future>from[ \t]+__future__[ \t]+import[ \t]*(?:\([^)]*\)|(?:[^\n;#\\]|\\\n)*))[ \t]*;?[ \t]*", re.MULTILINE
@@ -37,7 +37,7 @@ class CodeGrader:
     ) -> None:
         if workers < 0:
             raise GradingError(f"workers = {workers}: must be 0 (one per core) or more")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         self.workers, self.limits = workers or cores, limits or Limits()
         self.isolation, self.runner = isolation, tuple(runner)
 

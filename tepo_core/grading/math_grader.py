@@ -15,13 +15,13 @@ Rules (each has a test):
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from tepo_core.grading.compare import MAX_CHARACTERS, quick_reason
 from tepo_core.grading.extract import Answer, gold_answer, lenient_answer, strict_answer
 from tepo_core.grading.pool import Item, Pool
 from tepo_core.grading.types import Grade, GradingError, Outcome, check_batch
+from tepo_core.machine import usable_cores
 
 
 class MathGrader:
@@ -40,7 +40,7 @@ class MathGrader:
         if workers < 0:
             raise GradingError(f"workers = {workers}: must be 0 (one per core) or more")
         self.require_boxed, self.fast_paths = require_boxed, fast_paths
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         self._pool = Pool(workers or cores, timeout)
 
     def grade(self, *, golds: Sequence[str], responses: Sequence[str], truncated: Sequence[bool]) -> list[Grade]:

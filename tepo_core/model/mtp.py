@@ -147,13 +147,13 @@ def save_modules(model: nn.Module, folder: Path) -> None:
     if (have := modules_of(model)) is not None:
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         save_file(have.state_dict(), folder / FOLDER / "modules.safetensors")
-        (folder / FOLDER / "config.json").write_text(json.dumps(have.shape, sort_keys=True) + "\n")
+        (folder / FOLDER / "config.json").write_text(json.dumps(have.shape, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def load_modules(model: nn.Module, folder: Path) -> None:
     """Attach the modules that ``folder/mtp`` holds; nothing where there is no such folder."""
     if (folder / FOLDER).is_dir():
-        shape = json.loads((folder / FOLDER / "config.json").read_text())
+        shape = json.loads((folder / FOLDER / "config.json").read_text(encoding="utf-8"))
         weight_VD, _ = output_matrix(model)
         have = MTPModules(**shape, dtype=weight_VD.dtype)
         have.load_state_dict(load_file(folder / FOLDER / "modules.safetensors"))

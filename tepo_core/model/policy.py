@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from tepo_core import config
 from tepo_core.config import ConfigError
+from tepo_core.machine import usable_cores
 from tepo_core.model import mtp
 from tepo_core.model.inspect import check_chat, check_folder, check_vocabulary, context_of
 from tepo_core.model.norms import use_lean_norms
@@ -252,12 +253,12 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
 
 
-def set_threads(cfg: config.Compute) -> int:
-    """Set torch's threads to ``compute.threads``, or to the cores this process may use. Returns the number.
+def set_threads(study: config.Study) -> int:
+    """Set torch's threads to ``compute.threads``. With 0 to one for the tiny model, whose operations are too small to share (two beside
+    a busy core are many times slower than one), else to the cores this process may use. Returns the number.
 
     Also :func:`keep_freed_memory`."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = cfg.threads or available
+    threads = study.compute.threads or (1 if study.policy.source == "tiny" else usable_cores())
     torch.set_num_threads(threads)
     keep_freed_memory()
     return threads

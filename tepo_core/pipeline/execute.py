@@ -25,6 +25,7 @@ from jupyter_client.utils import run_sync
 
 from tepo_core.pipeline.notebooks import (
     KERNELSPEC,
+    NotebookError,
     NotebookNode,
     check_parameters,
     declared_parameters,
@@ -184,7 +185,7 @@ def execute(
             )
         except Exception as error:
             failure = error
-        executed = clean(read_notebook(partial), replacements) if partial.is_file() else source
+        executed = clean(_so_far(partial, source, failure), replacements)
         if failure is not None:
             message = _explain(failure, kernel)
         elif _all_ran(executed):
@@ -194,6 +195,16 @@ def execute(
             started = [cell for cell in started if cell.execution_count]
         where = f"{path.name}, cell {_describe(source, started[-1])}" if started else path.name
         raise NotebookFailed(f"{where}: {message}", executed) from failure
+
+
+def _so_far(partial: Path, source: NotebookNode, failure: Exception | None) -> NotebookNode:
+    """What papermill has saved. After a failure (a full disk, say) that file may be torn, and is not what must be said."""
+    try:
+        return read_notebook(partial) if partial.is_file() else source
+    except NotebookError:
+        if failure is None:
+            raise
+        return source
 
 
 def _explain(failure: Exception, kernel: Kernel) -> str:

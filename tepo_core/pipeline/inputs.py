@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,22 @@ def check_space(root: Path) -> None:
         )
 
 
+def has_git(root: Path) -> bool:
+    """Whether the folder is a git repository or worktree, which DVC needs (one somewhere above it does not count), or DVC was told to
+    do without."""
+    config = [path.read_text(encoding="utf-8") for name in ("config", "config.local") if (path := root / ".dvc" / name).is_file()]
+    return (root / ".git").exists() or any(re.search(r"^\s*no_scm\s*=\s*true", text, re.MULTILINE | re.IGNORECASE) for text in config)
+
+
+def check_git(root: Path) -> None:
+    """Raises :class:`RecordError` where DVC would not run, with what to do."""
+    if not has_git(root):
+        raise RecordError(
+            f"{root}: not a git repository, and DVC needs one (a ZIP download has none); run 'git init' there once, then the same "
+            "command again"
+        )
+
+
 def complete(out: Path, run: Run) -> None:
     """Check that the notebook wrote what its stage promises, and mark it done. Raises :class:`RecordError`."""
     if run.stage == "report":
@@ -99,9 +117,12 @@ def _replace(new: Path, target: Path) -> None:
         _move(target, old)
     try:
         _move(new, target)
-    except OSError:
-        if old.exists():
-            _move(old, target)
+    except OSError as first:
+        try:
+            if old.exists():
+                _move(old, target)
+        except OSError:
+            raise first from None  # the first cause, with what was there kept beside it
         raise
 
 
@@ -113,9 +134,19 @@ def _move(source: Path, target: Path) -> None:
             raise
         # Another file system (runs/ on a scratch disk, say): copy beside the target first, then rename.
         partial = target.with_name(f".{target.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source, partial) if source.is_dir() else shutil.copy2(source, partial)
-        os.replace(partial, target)
+        _remove(partial)
+        try:
+            shutil.copytree(source, partial) if source.is_dir() else shutil.copy2(source, partial)
+            os.replace(partial, target)
+        except OSError:
+            _remove(partial)
+            raise
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def record_timing(root: Path, run: Run, profile: str, seconds: float) -> None:
@@ -152,5 +183,9 @@ def explain_os_error(error: OSError) -> str:
         errno.EPERM: "no permission to write there; change its owner or mode, or clone into a folder of your own",
         errno.EROFS: "the file system is read-only; clone into a folder that can be written",
     }
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):  # of a whole folder: the first cause
+        source, target, reason = error.args[0][0]
+        number = re.search(r"\[Errno (\d+)\]", str(reason))
+        error = OSError(int(number[1]) if number else 0, str(reason), str(target))
     where = f"{error.filename}: " if error.filename else ""
     return where + hints.get(error.errno or 0, error.strerror or str(error))

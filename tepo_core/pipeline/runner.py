@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -17,7 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from filelock import Timeout
+
 from tepo_core.config import ConfigError, Study, find_root
+from tepo_core.machine import forgiving_output
 from tepo_core.pipeline.inputs import (
     RecordError,
     check_inputs,
@@ -76,7 +80,8 @@ def run_stage(root: Path, run: Run, notebooks: str = "build/notebooks") -> None:
         finally:
             shutil.rmtree(work, ignore_errors=True)
         seconds = time.monotonic() - started
-        record_timing(root, run, study.profile, seconds)
+        with contextlib.suppress(OSError, Timeout):  # the results are in place; a time that is not remembered costs nothing
+            record_timing(root, run, study.profile, seconds)
     print(f"{run.label}: done in {duration(seconds)}", flush=True)
 
 
@@ -93,7 +98,8 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path, param
         CHANNEL: str(work / "progress"),
     }
     kept = root / ".tepo" / "failed" / f"{run.slug}.ipynb"
-    kept.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        kept.unlink(missing_ok=True)
     hidden = {str(out): run.folder.as_posix(), str(root) + os.sep: "", str(root): "."}
     try:
         with follow(work / "progress"):
@@ -108,11 +114,15 @@ def _execute(root: Path, run: Run, study: Study, source: Path, work: Path, param
                 stderr=sys.stderr,
             )
     except NotebookFailed as failure:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(to_text(failure.notebook), encoding="utf-8")
-        raise RunFailed(
-            f"{run.label}: {failure}\n  the notebook as far as it came: {kept.relative_to(root)}"
-        ) from failure
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(to_text(failure.notebook), encoding="utf-8")
+            where = f"the notebook as far as it came: {kept.relative_to(root)}"
+        except OSError as error:  # the first cause is what must be said
+            with contextlib.suppress(OSError):
+                kept.unlink(missing_ok=True)
+            where = f"the notebook could not be kept ({explain_os_error(error)})"
+        raise RunFailed(f"{run.label}: {failure}\n  {where}") from failure
     complete(out, run)
     place = out / "notebooks" / "report.ipynb" if run.stage == "report" else out / "notebook.ipynb"
     place.write_text(to_text(executed), encoding="utf-8")
@@ -124,6 +134,7 @@ def kernel_environment(study: Study) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",  # a thread that waits by spinning takes the core from who has work
         "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm misses a widget that no saved notebook could show
     }
     if study.policy.source == "tiny":  # nothing of this study is on a hub, so nothing may ask one
@@ -200,6 +211,7 @@ def main(arguments: list[str] | None = None, hosted: bool = False) -> int:
     parser.add_argument("--method")
     parser.add_argument("--seed", type=int)
     given = parser.parse_args(arguments)
+    forgiving_output()
     if not hosted:
         end_with_dvc()
 

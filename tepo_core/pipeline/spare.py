@@ -29,7 +29,7 @@ class Spare:
             return
         os.close(self._writing)
         os.setsid()
-        with os.fdopen(reading) as pipe:
+        with os.fdopen(reading, encoding="utf-8") as pipe:
             text = pipe.read()
         code = 0
         if text:
@@ -39,7 +39,7 @@ class Spare:
 
     def start(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Let it run ``main`` with these arguments, environment and folder."""
-        with os.fdopen(self._writing, "w") as pipe:
+        with os.fdopen(self._writing, "w", encoding="utf-8") as pipe:
             json.dump({"argv": argv, "env": env, "cwd": cwd}, pipe)
 
     def poll(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tepo_core.config import Study, digest
 from tepo_core.files import sha256
+from tepo_core.machine import usable_cores
 from tepo_core.tasks.data import data_folder
 
 PACKAGES = (
@@ -53,7 +54,8 @@ def git_state(root: Path) -> dict[str, Any]:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=30, check=True)
+            command = ["git", *arguments]
+            done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
@@ -91,7 +93,7 @@ def package_versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory (GiB), GPU, operating system."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     return {
         "processor": _processor(), "cores": cores, "memory_gib": _memory(), "gpu": _gpu(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -118,7 +120,7 @@ def _memory() -> float | None:
 def _gpu() -> str | None:
     try:
         command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip().replace("\n", "; ") or None

@@ -260,7 +260,7 @@ class VllmEngine:
     # -- the worker process -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        config = json.loads((self.folder / "config.json").read_text())
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         hello = self.worker.start(self._llm_settings(config), self._repack and not self.on_gpu)
         if hello["vocabulary"] != self.vocabulary:
             raise EngineError(

@@ -123,7 +123,7 @@ class WorkerProcess:
 
     def _obituary(self, what: str, text: str = "") -> str:
         log = self.folder / "worker.log"
-        lines = (text or (log.read_text(errors="replace") if log.is_file() else "")).strip().splitlines()
+        lines = (text or (log.read_text(encoding="utf-8", errors="replace") if log.is_file() else "")).strip().splitlines()
         hint = ""
         if any("out of memory" in line.lower() or "free memory" in line.lower() for line in lines):
             hint = "lower rollout.gpu_memory_share, rollout.batch_size or train.max_new_tokens; "

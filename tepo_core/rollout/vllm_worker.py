@@ -95,7 +95,7 @@ class Worker:
 
     def memory(self) -> int:
         """Resident memory of this process, bytes."""
-        with open("/proc/self/statm") as file:
+        with open("/proc/self/statm", encoding="utf-8") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -77,7 +77,7 @@ class Trainer:
         problems = load_split(folder, "train")
         validation = load_split(folder, "validation") if self.train.validate_every else []
         facts = load_facts(folder)
-        set_threads(study.compute)
+        set_threads(study)
         self.policy = with_adapters(load_policy(base, study.policy), study.policy, self.seed)
         problems = self._fitting(problems)
         self.work = Workspace(self.root, f"train-{run_name(self.task, self.seed, self.name)}", self._key())

@@ -71,7 +71,7 @@ def warmup(study: Study, task: str, seed: int, root: Path, out: Path | None = No
     Multi-token modules, where ``policy.mtp_modules`` asks for them, learn beside it and leave the backbone as it would be
     without them."""
     cfg, out = study.warmup, out or run_folder(root, "warmup", task, seed)
-    set_threads(study.compute)
+    set_threads(study)
     device = resolve_device(study.compute)
     traces = load_split(data_folder(root, task, seed), "warmup") if cfg.steps else []
     policy = initial_policy(study, seed, root)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tepo_core"
-GROUND = ("config", "seeding", "files", "progress")
+GROUND = ("config", "seeding", "files", "progress", "machine")
 # From the ground up: a room may import the ground, itself, and rooms that stand before it. docs/architecture.md draws this.
 PLAN = (
     "exact", "runs", "grading", "tasks", "environments", "model", "rollout", "objectives", "credit", "training", "evaluation",

@@ -59,7 +59,7 @@ def invariance_table(names: Sequence[str] | None = None, sizes: Sequence[int] = 
     verl's figures are read from data/verl_invariance.json, which tests/peers checks against the installed verl."""
     import pandas as pd
 
-    record = json.loads((find_root() / "data/verl_invariance.json").read_text())
+    record = json.loads((find_root() / "data/verl_invariance.json").read_text(encoding="utf-8"))
     theirs = record["relative_gradient_error"]
     rows = {}
     for name in names or PRESETS:
