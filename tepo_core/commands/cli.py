@@ -107,15 +107,16 @@ def plan(
         table.add_column(column, justify="left" if column in ("stage", "from") else "right")
     for line in lines:
         source = "" if not line.stale else "recorded times" if line.recorded == line.stale else "an estimate"
-        table.add_row(
-            line.stage, str(line.runs), str(line.stale), f"{line.seconds / 60:.1f}" if line.stale else "", source
-        )
+        table.add_row(line.stage, str(line.runs), line.due, f"{line.seconds / 60:.1f}" if line.stale else "", source)
     Console().print(table)
     total, size = sum(line.seconds for line in lines), 2 * sum(line.bytes for line in lines)
     if not any(line.stale for line in lines):
         print("Nothing to do: everything is up to date.")
         return
-    print(f"In all about {total / 60:.0f} minutes. What DVC's cache holds already is taken from there.")
+    most = "at most " if any(line.sure < line.stale for line in lines) else ""
+    print(f"In all {most}about {total / 60:.0f} minutes. What DVC's cache holds already is taken from there.")
+    if most:
+        print("'up to', 'to': runs that only depend on what changed; they are spared where what they read turns out the same.")
     free = free_bytes(root)
     print(f"Disk: about {size / 1e6:.0f} MB with DVC's copy; {free / 1e9:.1f} GB free.")
     if size > free:
@@ -179,6 +180,7 @@ def run(
 def repro(profile: Annotated[Axis, typer.Option(help="Use this profile first.")] = None) -> None:
     """What 'make repro' does: use a profile if one is named, check params.yaml, 'dvc repro', and show the headline."""
     from tepo_core.pipeline.host import HOST, can_host, socket_place
+    from tepo_core.pipeline.inputs import check_git
     from tepo_core.pipeline.parameters import load_validated
     from tepo_core.pipeline.processes import REPRO, end_with_parent
     from tepo_core.pipeline.runner import Stopped, kernel_environment
@@ -187,6 +189,7 @@ def repro(profile: Annotated[Axis, typer.Option(help="Use this profile first.")]
     if profile:
         profile_use(profile)
     study = load_validated(root / "params.yaml")
+    check_git(root)
     if "MAKELEVEL" in os.environ:  # a 'make' that is killed does not end what it started
         end_with_parent()
     with tempfile.TemporaryDirectory(prefix="tepo-host-", dir=socket_place()) as folder:
@@ -238,8 +241,10 @@ def readme() -> None:
 
 def main() -> None:
     """Entry point: faults end as one line and exit code 1, never as a traceback."""
+    from tepo_core.machine import forgiving_output
     from tepo_core.pipeline.runner import guarded
 
+    forgiving_output()
     sys.exit(guarded(app))
 
 

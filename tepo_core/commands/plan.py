@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from tepo_core.config import ConfigError, Study
-from tepo_core.pipeline.inputs import read_timings
+from tepo_core.pipeline.inputs import check_git, read_timings
 from tepo_core.pipeline.normalise import write_build
 from tepo_core.pipeline.stages import AXES, Run, all_runs
 
@@ -38,19 +38,29 @@ RUN_BYTES = {
 
 @dataclass(frozen=True)
 class Line:
-    """The part of one stage. ``recorded``: how many of the estimates come from recorded times."""
+    """The part of one stage. ``stale``: runs that may be due; ``sure``: those of them that changed themselves, or are new. The others
+    depend on these, and are spared where what these write stays the same (a new seed leaves the data of the old ones as it is).
+    ``recorded``: how many of the estimates come from recorded times."""
 
     stage: str
     runs: int
     stale: int
+    sure: int
     seconds: float
     recorded: int
     bytes: float
 
+    @property
+    def due(self) -> str:
+        """``6``, ``4 to 6`` or ``up to 6``."""
+        if self.sure == self.stale:
+            return str(self.stale)
+        return f"{self.sure} to {self.stale}" if self.sure else f"up to {self.stale}"
+
 
 def plan(root: Path, study: Study) -> list[Line]:
     """One line a stage: runs in the study, runs that ``dvc repro`` would execute, estimates for these."""
-    stale = stale_runs(root, study)
+    sure, stale = due_runs(root, study)
     lines = []
     for stage in AXES:
         runs = [run for run in all_runs(study) if run.stage == stage]
@@ -59,12 +69,12 @@ def plan(root: Path, study: Study) -> list[Line]:
         times = [_seconds(run, study, timings) for run in mine]
         size = sum(timings.get(run.name or stage, {}).get("bytes", RUN_BYTES[stage]) for run in mine)
         seconds, recorded = sum(s for s, _ in times), sum(known for _, known in times)
-        lines.append(Line(stage, len(runs), len(mine), seconds, recorded, size))
+        lines.append(Line(stage, len(runs), len(mine), len(sure & set(mine)), seconds, recorded, size))
     return lines
 
 
-def stale_runs(root: Path, study: Study) -> set[Run]:
-    """Runs that DVC holds for changed, and all that depend on them. DVC's run-cache may still spare some.
+def due_runs(root: Path, study: Study) -> tuple[set[Run], set[Run]]:
+    """Runs that DVC holds for changed, and these with all that depend on them. DVC's run-cache may still spare some.
 
     Does the work of normalise first, as ``dvc repro`` would: what it writes tells which of the others changed.
     Raises :class:`ConfigError` while DVC is running."""
@@ -72,6 +82,7 @@ def stale_runs(root: Path, study: Study) -> set[Run]:
     from dvc.lock import LockError
     from dvc.repo import Repo, lock_repo
 
+    check_git(root)
     repo = Repo(str(root))
     try:
         with lock_repo(repo):
@@ -82,12 +93,13 @@ def stale_runs(root: Path, study: Study) -> set[Run]:
         stages = {stage.addressing: stage for stage in graph if stage.name != NORMALISE}
         changed = [stages[address] for address in status if address in stages]
         wanted = set(changed).union(*(networkx.ancestors(graph, stage) for stage in changed))
-        names = {stage.name for stage in wanted}
+        names, own = {stage.name for stage in wanted}, {stage.name for stage in changed}
     except LockError:
         raise ConfigError("DVC is running in this folder; wait for it to end, then ask again what is left to do") from None
     finally:
         repo.close()
-    return {run for run in all_runs(study) if address(run) in names}
+    runs = list(all_runs(study))
+    return {run for run in runs if address(run) in own}, {run for run in runs if address(run) in names}
 
 
 def address(run: Run) -> str:

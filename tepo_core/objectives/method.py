@@ -18,7 +18,7 @@ from tepo_core.objectives.options import ClipCov, Common, KLCov
 from tepo_core.objectives.penalties import kl_penalty, penalty_mask
 from tepo_core.objectives.surrogates import Surrogate
 from tepo_core.objectives.types import LossOutput, MiniBatchTotals, TokenBatch, TokenOutput, zero_padding
-from tepo_core.objectives.validation import validate
+from tepo_core.objectives.validation import check_present, validate
 
 Objective = Callable[[TokenBatch, Any], Surrogate]
 
@@ -149,7 +149,9 @@ class Method:
 
         A backward pass per micro-batch, gradients added (over ranks too), gives the gradient of the mini-batch. The
         gradient of J is worked out here once and handed to the backward pass: that is where ``token.gradient_BT`` comes from.
-        Second derivatives are refused by torch."""
+        Second derivatives are refused by torch. Raises :class:`BatchError` for a tensor that is missing; the other checks are
+        :meth:`validate`'s."""
+        check_present(self, batch)
         wanted = [name for name, needed in self._carries_gradient().items() if needed]
         with torch.enable_grad():
             tokens = batch.prepared(wanted)

@@ -18,7 +18,7 @@ ONE_ADVANTAGE = {"sequence", "power_mean"}
 def validate(method: Method, batch: TokenBatch) -> None:
     """Raise :class:`BatchError` for wrong shapes, missing tensors, bad numbers, or advantages the method cannot take."""
     _check_shapes(batch)
-    _check_present(method, batch)
+    check_present(method, batch)
     if not bool(batch.mask_BT.any()):
         raise BatchError("mask_BT selects no token in the whole mini-batch; there is nothing to average over")
     for name, tensor in batch.tensors().items():
@@ -41,7 +41,8 @@ def _check_shapes(batch: TokenBatch) -> None:
             raise BatchError(f"{name} has shape {list(tensor.shape)}, mask_BT {list(shape)}; they must agree in [B, T]")
 
 
-def _check_present(method: Method, batch: TokenBatch) -> None:
+def check_present(method: Method, batch: TokenBatch) -> None:
+    """Raise :class:`BatchError` naming a tensor that the method needs and that is missing. Reads no value: costs nothing."""
     kl = method.settings.kl
     estimators = () if kl is None else (kl.estimator, kl.gradient)
     wanted = {

@@ -90,11 +90,29 @@ def _tasks(study: Study, where: str, root: Path) -> list[str]:
     faults += [
         _unknown(where, "evaluate.splits", split, allowed) for split in study.evaluate.splits if split not in allowed
     ]
+    faults += _solutions(study, where, root)
     folder = study.data.benchmarks_dir
     if folder is not None and not local_path(folder, root).is_dir():
         faults.append(
             f"{where}: data.benchmarks_dir = {folder!r}: no such folder; allowed: a folder of *.jsonl files, or null"
         )
+    return faults
+
+
+def _solutions(study: Study, where: str, root: Path) -> list[str]:
+    """A warm-up learns from worked solutions: those that the table promises, or that a file of one's own holds."""
+    from tepo_core.tasks.benchmark_table import BENCHMARKS
+
+    faults, folder = [], study.data.benchmarks_dir
+    for task in study.tasks if study.warmup.steps else []:
+        entry = BENCHMARKS.get(task)
+        if entry is None or entry.use != "train":
+            continue
+        path = None if folder is None else local_path(folder, root) / entry.file
+        own = path is not None and path.is_file()
+        if not (b'"solution"' in path.read_bytes() if own else entry.has_solutions):
+            fault = f"{task} has no worked solutions to learn from; set it to 0"
+            faults.append(f"{where}: warmup.steps = {study.warmup.steps}: {fault}")
     return faults
 
 

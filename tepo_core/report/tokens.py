@@ -23,7 +23,8 @@ LONGEST = 400
 
 
 def token_view(runs: RunSet, tasks: Iterable[str], data: Path) -> list[dict]:
-    """Responses of one seed a method: right and wrong ones, at the first and the last recorded rollout.
+    """Responses of one seed a method: right and wrong ones, at the first and the last recorded rollout, to the same prompts where both
+    have some in common.
 
     Each: task, method, seed, moment (before | after), step, correct, prompt, cut, tokens (columns text, kind and
     :data:`FIELDS`). ``data``: folder of the prepared problems, for prompts."""
@@ -59,16 +60,26 @@ def _of_run(folder: Path, problems: Path) -> list[dict]:
         return []
     steps = sorted(tokens["step"].unique())
     views, prompt_ids = [], []
+    ends = [set(tokens.loc[tokens["step"] == step, "prompt_id"].astype(str)) for step in (steps[0], steps[-1])]
+    shared = ends[0] & ends[1]
     for moment, step in dict.fromkeys((("before", steps[0]), ("after", steps[-1]))):
         here = tokens[tokens["step"] == step]
         for correct in (True, False):
-            for response in sorted(here.loc[here["correct"] == correct, "response"].unique())[:EACH]:
+            for response in _chosen(here[here["correct"] == correct], shared):
                 rows = here[here["response"] == response].sort_values("position")
                 prompt_ids.append(str(rows["prompt_id"].iloc[0]))
                 views.append({"moment": moment, "step": int(step), "correct": correct, "cut": len(rows) > LONGEST})
                 views[-1]["tokens"] = _columns(rows.head(LONGEST))
     prompts = _prompts(folder, problems, set(prompt_ids))
     return [{**view, "prompt": prompts.get(i, i)[-600:]} for view, i in zip(views, prompt_ids, strict=True)]
+
+
+def _chosen(tokens: pd.DataFrame, shared: set[str]) -> list[int]:
+    """The first responses of one moment and outcome; those to prompts that the other moment has, too, in the prompts' order, before the
+    others."""
+    pairs = tokens[["response", "prompt_id"]].drop_duplicates().astype({"prompt_id": str})
+    order = sorted((p not in shared, p if p in shared else "", int(r)) for r, p in pairs.itertuples(index=False))
+    return [response for *_, response in order[:EACH]]
 
 
 def _columns(rows: pd.DataFrame) -> dict[str, list]:

@@ -38,6 +38,8 @@ HASHED = (
 )
 """Files whose hashes are compared with done.json: all that the analysis reads. Weights are not, they may be many gigabytes."""
 
+IMPORT_AGAIN = "copy the whole run there again from where it was made (docs/run_format.md says what it must hold)"
+
 Key = tuple[str, str, int]
 """(task, method, seed)"""
 
@@ -248,7 +250,10 @@ def _guarded(reader: Callable[[Path], Any], declared: DeclaredRun, root: Path, f
 
 
 def _fault(folder: Path, root: Path, error: Exception, stage: str) -> Finding:
+    """A finding with what to do. A run that was imported cannot be made again here, so nothing tells to remove it."""
     path = folder.relative_to(root).as_posix()
+    if imported_folder(root) in folder.parents:
+        return Finding("broken", path, str(error), f"{IMPORT_AGAIN}, then dvc repro analyse; until then it is left out")
     if isinstance(error, FileNotFoundError):
         return Finding("missing", path, "declared in params.yaml, but there is no such run", f"dvc repro {stage}")
     return Finding("broken", path, str(error), f"remove {path}, then dvc repro {stage}")
@@ -302,7 +307,7 @@ def _add_imported(out: RunSet, root: Path) -> None:
                 continue
             run = read_run(folder) if kind == "train" else read_evaluation(folder)
         except (RunError, FileNotFoundError, OSError, ValueError, KeyError) as error:
-            out.findings.append(_fault(folder, root, error if isinstance(error, RunError) else RunError(str(error)), "import"))
+            out.findings.append(_fault(folder, root, error if isinstance(error, RunError) else RunError(str(error)), "analyse"))
             continue
         if run.method != BASE:
             run.method = f"{run.method}@{name}"
@@ -310,9 +315,9 @@ def _add_imported(out: RunSet, root: Path) -> None:
         key = (run.task, run.method, run.seed)
         if key in target:
             if run.method != BASE:
-                out.findings.append(
-                    Finding("broken", folder.relative_to(root).as_posix(), f"a second run of {'-'.join(map(str, key))}")
-                )
+                again = f"a second run of {'-'.join(map(str, key))}"
+                fix = "give it a folder of its own name below runs/imported, or another seed in its config.json"
+                out.findings.append(Finding("broken", folder.relative_to(root).as_posix(), again, fix))
             continue
         target[key] = run
         for value, known in ((run.task, out.tasks), (run.method, out.methods), (run.seed, out.seeds)):

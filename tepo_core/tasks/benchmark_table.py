@@ -64,6 +64,11 @@ class Benchmark:
         """Grader of the set: ``math`` or ``code``."""
         return "code" if self.answer == "tests" else "math"
 
+    @property
+    def has_solutions(self) -> bool:
+        """Whether its source gives worked solutions, which a warm-up learns from. A file of one's own may have more."""
+        return "solution" in self.fields or self.convert in ("after_hashes", "last_boxed")
+
 
 _MATH = {"id": "id", "problem": "problem", "answer": "answer"}
 _MAA = "problems: Mathematical Association of America"

@@ -65,6 +65,12 @@ class Experience:
         """Groups without signal: all that was graded is right, or none of it, or nothing was graded."""
         return self.all_correct_P | self.all_wrong_P | ~self.graded_PG.any(1)
 
+    @property
+    def equal_rewards_P(self) -> np.ndarray:
+        """Groups whose graded responses all have one reward, the one that is trained on, shaped or not: no advantage."""
+        low_P = np.where(self.graded_PG, self.rewards_PG, np.inf).min(1)
+        return low_P >= np.where(self.graded_PG, self.rewards_PG, -np.inf).max(1)
+
     def rows_of(self, prompts: np.ndarray) -> list[int]:
         """Rows of the given prompts, all responses of each."""
         return [int(p) * self.group_size + g for p in prompts for g in range(self.group_size)]
@@ -120,7 +126,7 @@ def reward_sums(experience: Experience) -> dict[str, tuple[float, float]]:
         "length": (tokens, responses),
         "entropy": (float(sum(row.sum(dtype=np.float64) for row in experience.old_entropies)), tokens),
         "entropy_sampled": (-float(sum(row.sum(dtype=np.float64) for row in experience.old_logprobs)), tokens),
-        "zero_variance": (float(experience.flat_P.sum()), groups),
+        "zero_variance": (float(experience.equal_rewards_P.sum()), groups),
         "all_correct": (float(experience.all_correct_P.sum()), groups),
         "all_wrong": (float(experience.all_wrong_P.sum()), groups),
         "covariance": (_covariance(experience) * tokens, tokens),

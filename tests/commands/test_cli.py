@@ -82,7 +82,7 @@ def test_run_executes_every_run_that_is_meant(project: Path, monkeypatch: pytest
 def test_plan_from_recorded_times(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = load_study(project / "params.yaml")
     stale = {run for run in all_runs(study) if run.stage in ("train", "evaluate")}
-    monkeypatch.setattr(plan, "stale_runs", lambda root, study: stale)
+    monkeypatch.setattr(plan, "due_runs", lambda root, study: (stale, stale))
     folder = project / "runs" / "train" / "facts-grpo-s0"
     folder.mkdir(parents=True)
     (folder / "x").write_bytes(b"0" * 1000)
@@ -101,8 +101,24 @@ def test_plan_from_recorded_times(project: Path, monkeypatch: pytest.MonkeyPatch
     assert "recorded times" in text and "an estimate" in text and "GB free" in text
 
 
+@pytest.mark.parametrize(("sure", "stale", "words"), [(2, 3, "2 to 3"), (0, 3, "up to 3"), (3, 3, "3"), (0, 0, "0")])
+def test_plan_says_what_may_be_spared(sure: int, stale: int, words: str) -> None:
+    assert plan.Line("train", 6, stale, sure, 1.0, 0, 1.0).due == words
+
+
+def test_a_new_seed_leaves_the_old_ones_undecided(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six training runs depend on the changed data, and only the four of the new seeds are certain."""
+    text = (project / "params.yaml").read_text(encoding="utf-8")
+    (project / "params.yaml").write_text(text.replace("seeds: [0]", "seeds: [0, 1, 2]"), encoding="utf-8")
+    every = set(all_runs(load_study(project / "params.yaml")))
+    new = {run for run in every if run.seed in (1, 2) or run.stage == "prepare"}
+    monkeypatch.setattr(plan, "due_runs", lambda root, study: (new, every))
+    shown = call("plan")
+    assert re.search(r"train\W+6\W+4 to 6", shown) and "at most about" in shown and "up to 1" in shown
+
+
 def test_plan_on_a_full_disk(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "stale_runs", lambda root, study: set(all_runs(study)))
+    monkeypatch.setattr(plan, "due_runs", lambda root, study: (set(all_runs(study)),) * 2)
     monkeypatch.setattr(plan, "free_bytes", lambda root: 1e6)
     result = CliRunner().invoke(app, ["plan"])
     assert result.exit_code == 1 and "the disk has 1 MB free, about" in str(result.exception)
@@ -120,7 +136,7 @@ def test_plan_asks_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / ".dvc").mkdir()
     (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     study = load_study(folder / "params.yaml")
-    assert plan.stale_runs(folder, study) == set(all_runs(study))
+    assert plan.due_runs(folder, study) == (set(all_runs(study)), set(all_runs(study)))
     assert plan.address(Run("evaluate_base", "facts", seed=0)) == "evaluate_base@facts-0"
 
 
@@ -161,6 +177,7 @@ def test_doctor_sees_a_run_in_progress_and_a_busy_dvc(project: Path) -> None:
     from tepo_core.pipeline.processes import run_lock
 
     (project / ".dvc" / "tmp").mkdir(parents=True)
+    (project / ".git").mkdir()
     assert doctor.runs_in_progress(project).state == doctor.OK
     with run_lock(project, Run("prepare")):
         assert "prepare (process" in doctor.runs_in_progress(project).text

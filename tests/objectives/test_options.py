@@ -224,3 +224,26 @@ def test_constant_aggregation_needs_its_constant():
     batch = small(method)
     with pytest.raises(BatchError, match="needs MiniBatchTotals.constant > 0"):
         method.loss(batch, MiniBatchTotals.from_mask(batch.mask_BT))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "missing"),
+    [
+        ("tepo_kl", None, "entropy_BT"),
+        ("tepo_kl", None, "old_entropy_BT"),
+        ("kl_cov", None, "selected_BT"),
+        ("clip_cov", None, "selected_BT"),
+        ("x", {"preset": "tepo_kl", "kl": {"reference": "ref"}}, "ref_logprobs_BT"),
+        ("x", {"preset": "tepo_kl", "kl": {"estimator": "exact", "gradient": "exact"}}, "exact_kl_BT"),
+        ("x", {"preset": "mpo", "block": {"logprobs": "mtp"}}, "mtp_logprobs_BTK"),
+        ("x", {"preset": "grpo", "entropy_bonus": 0.1}, "entropy_BT"),
+    ],
+)
+def test_a_missing_tensor_is_named_by_the_loss_itself(name, variant, missing):
+    """Who calls the loss without ``validate`` must not meet a TypeError on None."""
+    method = resolve(name, {"x": variant} if variant else None)
+    batch = random_batch(method, responses=4, longest=9)
+    totals = MiniBatchTotals.from_mask(batch.mask_BT, constant=9.0)
+    method.loss(batch, totals)
+    with pytest.raises(BatchError, match=f"method {name} needs {missing}, which is missing"):
+        method.loss(replace(batch, **{missing: None}), totals)

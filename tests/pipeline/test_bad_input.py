@@ -87,6 +87,10 @@ BAD_PARAMETERS = {
         ("benchmarks_dir: null", "benchmarks_dir: nowhere"),
         ["data.benchmarks_dir = 'nowhere'", "no such folder"],
     ),
+    "no worked solutions": (
+        ("tasks: [facts]", "tasks: [dapo-math-17k]"),
+        ["warmup.steps = 50", "dapo-math-17k has no worked solutions", "set it to 0"],
+    ),
     "k above n": (("k: [1, 2, 4]", "k: [1, 8]"), ["k = 8", "samples = 4"]),
     "name of a folder": (("profile: smoke", "profile: ../x"), ["'../x'", "folder name"]),
     "method called base": (("methods: [grpo, tepo_kl]", "methods: [base]"), ["'base'", "another name"]),

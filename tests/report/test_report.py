@@ -341,3 +341,28 @@ def test_equations_become_mathml() -> None:
         ("kl.beta", "0.1"),
         ("kl.mask", "tepo"),
     ]
+
+
+def test_the_token_view_prefers_prompts_that_both_moments_have(tmp_path: Path) -> None:
+    """Before and after are compared best on one prompt; without a common one each moment shows what it has."""
+    import pandas as pd
+
+    from tepo_core.report.tokens import FIELDS, _of_run
+
+    def token(step: int, response: int, prompt: str, correct: bool) -> dict:
+        values = {**dict.fromkeys((*FIELDS, "entropy_old"), 0.5), "position": 0, "text": "x", "kind": "digit"}
+        return {**values, "step": step, "response": response, "prompt_id": prompt, "correct": correct}
+
+    def prompts(rows: list[dict]) -> dict[tuple[str, bool], list[str]]:
+        pd.DataFrame(rows).to_parquet(tmp_path / "tokens.parquet")
+        found: dict[tuple[str, bool], list[str]] = {}
+        for view in _of_run(tmp_path, tmp_path / "none.jsonl"):
+            found.setdefault((view["moment"], view["correct"]), []).append(view["prompt"])
+        return found
+
+    before = [token(1, 0, "a", True), token(1, 1, "b", True), token(1, 2, "z", True), token(1, 3, "z", False)]
+    after = [token(9, 4, "c", True), token(9, 5, "d", True), token(9, 6, "z", True), token(9, 7, "b", True)]
+    found = prompts([*before, *after])
+    assert found["before", True] == found["after", True] == ["b", "z"] and found["before", False] == ["z"]
+    found = prompts([*before[:2], *after[:2]])
+    assert found["before", True] == ["a", "b"] and found["after", True] == ["c", "d"]

@@ -262,3 +262,33 @@ def test_an_imported_run_may_log_fewer_rollouts_but_must_reach_its_end(root: Pat
 
 def test_an_imported_run_that_does_not_say_its_length_is_taken_as_it_is(root: Path, study) -> None:
     assert len(read_run(imported(root, study, lambda text: without(text, 12), train={})).rollout) == 11
+
+
+@pytest.mark.parametrize("harm", ["done", "weights", "config"])
+def test_no_advice_deletes_or_remakes_an_imported_run(root: Path, study, harm: str) -> None:
+    """It cannot be made again here, and there is no stage 'import'."""
+    folder = make_run(root, study, "facts", "grpo", 0, Truth(), root / "runs/imported/trl/one")
+    if harm == "done":
+        (folder / "done.json").unlink()
+    elif harm == "weights":
+        (folder / "metrics.jsonl").write_text("{}", encoding="utf-8")
+    else:
+        (folder / "config.json").write_text('{"kind": "train"', encoding="utf-8")
+    (finding,) = load_runs(study, root).findings
+    assert finding.kind == "broken" and finding.path == "runs/imported/trl/one"
+    assert "remove" not in finding.fix and "import," not in finding.fix and "repro import" not in finding.fix
+    assert "copy the whole run there again" in finding.fix and "docs/run_format.md" in finding.fix
+
+
+def test_a_second_import_of_the_same_run_says_what_to_do(root: Path, study) -> None:
+    for name in ("a", "b"):
+        make_run(root, study, "facts", "grpo", 0, Truth(), root / f"runs/imported/trl/{name}")
+    (finding,) = load_runs(study, root).findings
+    assert "a second run of" in finding.reason and "folder of its own name" in finding.fix and "remove" not in finding.fix
+
+
+def test_every_stage_that_a_finding_names_exists(tmp_path: Path, study) -> None:
+    from tepo_core.pipeline.stages import AXES
+
+    for finding in load_runs(study, tmp_path).findings:
+        assert finding.fix.removeprefix("dvc repro ") in AXES

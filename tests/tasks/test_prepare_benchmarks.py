@@ -8,6 +8,7 @@ import pytest
 from tiny import tiny_study
 
 from tepo_core.config import ConfigError
+from tepo_core.pipeline.parameters import check
 from tepo_core.tasks.data import grader_kind, load_split
 from tepo_core.tasks.prepare import prepare
 
@@ -66,3 +67,28 @@ def test_graders_by_name():
     assert [grader_kind(name) for name in ("facts", "noise", "math500", "gsm8k-train", "humaneval")] == [
         "exact", "exact", "math", "math", "code",
     ]  # fmt: skip
+
+
+def refused_by_validation(root, **changes) -> str:
+    """What the check before any work says of a warm-up."""
+    study = tiny_study(evaluate={"splits": ["test"]}, **changes)
+    with pytest.raises(ConfigError) as caught:  # the tiny study leaves parameters out, which is a fault of its own
+        check(study, "params.yaml", root)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("line", "fault"), [('{"problem": "p", "solution": "s"}', False), ('{"problem": "p"}', True), (None, True)])
+def test_a_warmup_without_solutions_is_refused_before_work(tmp_path, line, fault):
+    """The table knows what a source gives; a file in data.benchmarks_dir is looked into."""
+    (tmp_path / "sets").mkdir()
+    if line:
+        (tmp_path / "sets" / "dapo_math_17k_sample.jsonl").write_text(line + "\n")
+    said = refused_by_validation(tmp_path, tasks=["dapo-math-17k"], data={"benchmarks_dir": "sets"})
+    assert ("warmup.steps = 150: dapo-math-17k has no worked solutions to learn from; set it to 0" in said) == fault
+    said = refused_by_validation(tmp_path, tasks=["dapo-math-17k"], data={"benchmarks_dir": "sets"}, warmup={"steps": 0})
+    assert "worked solutions" not in said
+
+
+def test_a_set_with_solutions_may_be_warmed_up_on(tmp_path):
+    assert "worked solutions" not in refused_by_validation(tmp_path, tasks=["gsm8k-train", "facts"])
+    assert "dapo-math-17k has no worked" in refused_by_validation(tmp_path, tasks=["gsm8k-train", "dapo-math-17k"])
