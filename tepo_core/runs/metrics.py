@@ -193,9 +193,9 @@ def _divide(num: np.ndarray | float, den: np.ndarray | float) -> np.ndarray:
 
 
 OVER_ALL_TOKENS = ("clip", "clip_low", "clip_high", "mask", "kl_penalty")
-"""Shares of ALL tokens of a mini-batch. An update may leave out responses without advantage (``computed``: tokens that
-went through the model, all tokens); nothing is clipped or charged on those, and methods that leave out none must stay
-comparable."""
+"""Shares of ALL tokens of a mini-batch. In older records the sums of an update left out responses without advantage
+(``computed``: tokens that went through the model, all tokens); nothing was clipped or charged on those. Newer ones are over
+all tokens already."""
 
 
 def _series(records: list[dict], updates: bool = False) -> Series:

@@ -26,9 +26,9 @@ def token_lines(experience: Experience, result: UpdateResult, rows: list[int], p
     """One JSON line a token of the given rows, in the columns of ``tokens.parquet``."""
     lines = []
     for row in rows:
-        kept = result.tokens.get(row)
-        if kept is None or not experience.grades[row].graded:  # its forward pass was left out, or it is neither right nor wrong
+        if not experience.grades[row].graded:  # neither right nor wrong
             continue
+        kept = result.tokens[row]
         ids = experience.rollouts.response_ids[row]
         texts = policy.token_texts(ids)
         problem = experience.problems[row // experience.group_size]

@@ -166,3 +166,8 @@ def test_no_correction_still_measures_the_mismatch():
 def test_wrong_correction(kind, cap, message):
     with pytest.raises(ValueError, match=message):
         off_policy_correction(TRAINER, SAMPLER, MASK, kind=kind, cap=cap)
+
+
+def test_the_spread_of_older_records_is_read_from_the_second_moment():
+    event = {"kind": "update", "step": 1, "update": 1, "sums": {"ratio": [10.0, 10.0], "ratio_sq": [10.4, 10.0]}, "values": {}}
+    assert _spread(Metrics("", {"update": [event]}).update) == pytest.approx(0.2)

@@ -33,8 +33,11 @@ def test_first_update_has_ratio_one_and_nothing_fallen(base, tmp_path):
             # how many "fell" is rounding here, and a coin: only the size of the change means something
             assert abs(event["sums"]["entropy_change"][0]) <= 1e-4 * tokens
     later = read_metrics(result.folder).frame("update")
-    assert (later.loc[later["update"] > 1, "abs_log_ratio"] > 1e-4).all(), "later updates must be off-policy"
-    assert (later.loc[later["update"] > 1, "mask"] > 0).any(), "the mask must act from the second update on"
+    made = 1 - later["skipped"]
+    moved = made.groupby(later["step"]).cumsum() - made > 0  # a step was made in this rollout before
+    assert (later.loc[moved, "abs_log_ratio"] > 1e-4).all(), "later updates must be off-policy"
+    assert (later.loc[~moved, "abs_log_ratio"] <= 1e-4).all(), "without a signal nothing moves"
+    assert (later.loc[moved, "mask"] > 0).any(), "the mask must act from the second update on"
 
 
 @pytest.mark.parametrize("method", list(PRESETS))
