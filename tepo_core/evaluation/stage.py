@@ -50,7 +50,7 @@ def evaluate_run(study: Study, task: str, method: str, seed: int, root: Path, ou
     """Evaluate the policy of a training run, or of the warm-up when ``method`` is ``base``; write ``runs/evaluate/...``.
 
     Samples depend on the weights, the problem and the seed, so all methods of a seed answer with the same random numbers.
-    Raises :class:`ConfigError` for a missing policy and ``DataError`` for missing or changed data, before any sampling."""
+    Raises ``ConfigError`` for a missing policy and ``DataError`` for missing or changed data, before any sampling."""
     cfg, out = study.evaluate, out or run_folder(root, "evaluate", task, seed, method)
     kind = "warmup" if method == BASE else "train"
     source = run_folder(root, kind, task, seed, None if method == BASE else method) / "policy"

@@ -29,7 +29,7 @@ class ExactGrader:
     """
 
     def grade(self, *, golds: Sequence[str], responses: Sequence[str], truncated: Sequence[bool]) -> list[Grade]:
-        """One grade a response. Raises :class:`GradingError` on lists of different lengths or an empty gold."""
+        """One grade a response. Raises :class:`~tepo_core.grading.types.GradingError` on lists of different lengths or an empty gold."""
         check_batch(golds, responses, truncated)
         return [self._one(*item) for item in zip(golds, responses, truncated, strict=True)]
 

@@ -140,7 +140,7 @@ class Method:
     def validate(self, batch: TokenBatch) -> None:
         """Check a mini-batch before the loss; reads values, so it synchronises: call it once, outside the hot path.
 
-        Raises :class:`BatchError` naming the tensor and the response: shapes, NaN or infinite log-probs, no token at all,
+        Raises ``BatchError`` naming the tensor and the response: shapes, NaN or infinite log-probs, no token at all,
         a tensor that the method needs and that is missing, advantages that vary inside a response where one is needed."""
         validate(self, batch)
 
@@ -149,7 +149,7 @@ class Method:
 
         A backward pass per micro-batch, gradients added (over ranks too), gives the gradient of the mini-batch. The
         gradient of J is worked out here once and handed to the backward pass: that is where ``token.gradient_BT`` comes from.
-        Second derivatives are refused by torch. Raises :class:`BatchError` for a tensor that is missing; the other checks are
+        Second derivatives are refused by torch. Raises ``BatchError`` for a tensor that is missing; the other checks are
         :meth:`validate`'s."""
         check_present(self, batch)
         wanted = [name for name, needed in self._carries_gradient().items() if needed]

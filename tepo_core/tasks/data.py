@@ -52,5 +52,5 @@ def grader_kind(name: str) -> str:
 
 
 def knows_tokens(name: str) -> bool:
-    """Whether a task knows the kind of every token of a response, the decisive ones among them (:data:`TOKEN_KINDS`)."""
+    """Whether a task knows the kind of every token of a response, the decisive ones among them (``TOKEN_KINDS``)."""
     return name in ARITHMETIC_TASKS
