@@ -182,6 +182,24 @@ def test_results_lost_or_changed_behind_dvc_come_back(project: Project) -> None:
     assert data.read_text() == "facts 0"
 
 
+def test_the_plan_is_sure_of_what_repro_then_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two new seeds: six training runs depend on the data that is made anew, four are due, and the plan keeps the two apart."""
+    from tepo_core.commands import plan
+    from tepo_core.config import load_study
+
+    def write_build(root: Path, study: object) -> None:  # what this project's own normalise writes
+        subprocess.run([sys.executable, "fake.py", "normalise"], check=True, env=environment(DVC_STAGE="plan", PROJECT_CODE=str(ROOT)))
+
+    monkeypatch.setattr(plan, "write_build", write_build)
+    project.dvc("repro")
+    project.edit("seeds: [0] ", "seeds: [0, 1, 2] ")
+    sure, stale = plan.due_runs(project.folder, load_study(project.folder / "params.yaml"))
+    trains = [{run.name for run in runs if run.stage == "train"} for runs in (sure, stale)]
+    assert len(trains[0]) == 4 and len(trains[1]) == 6
+    done = project.dvc("repro")
+    assert {name for name in done if name.startswith("train")} == {plan.address(run) for run in sure if run.stage == "train"}
+
+
 def test_an_experiment_changes_a_parameter_for_one_run(project: Project) -> None:
     done = project.dvc("exp", "run", "-S", "train.lr=3e-5", "train@facts-grpo-0")
     assert done == ["normalise", "prepare", "warmup@facts-0", "train@facts-grpo-0"]
