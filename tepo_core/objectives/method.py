@@ -156,40 +156,46 @@ class Method:
         with torch.enable_grad():
             tokens = batch.prepared(wanted)
             leaves = [name for name in wanted if getattr(tokens, name) is not None and getattr(tokens, name).requires_grad]
-            objective, surrogate, kl_BT, charged_BT = self._objective(tokens, totals)
-        loss = -objective.detach()
-        gradient_BT = None
+            objective, penalty, surrogate, kl_BT, charged_BT = self._objective(tokens, totals)
+        loss = -objective.detach() if penalty is None else penalty.detach() - objective.detach()
+        gradient_BT, kl_gradient = None, {}
         if leaves:
-            gradients = torch.autograd.grad(-objective, [getattr(tokens, name) for name in leaves], allow_unused=True)
-            gradients = [zero_padding(gradient, tokens.valid_BT) for gradient in gradients]
+            inputs = [getattr(tokens, name) for name in leaves]
+            gradients = [zero_padding(part, tokens.valid_BT) for part in gradients_of(-objective, inputs)]
+            if penalty is not None:
+                of_kl = [zero_padding(part, tokens.valid_BT) for part in gradients_of(penalty, inputs)]
+                if self.settings.kl.gradient != "exact":
+                    kl_gradient = metrics.penalty_sums(of_kl[leaves.index("logprobs_BT")], gradients[leaves.index("logprobs_BT")])
+                gradients = [added(*pair) for pair in zip(gradients, of_kl, strict=True)]
             loss = with_gradient(loss, [getattr(batch, name) for name in leaves], gradients)
             gradient_BT = token_gradient(dict(zip(leaves, gradients, strict=True)))
         with torch.no_grad():
             clipped_BT = metrics.clipped_tokens(surrogate, tokens.valid_BT)
             return LossOutput(
                 loss=loss,
-                sums=metrics.token_sums(tokens, surrogate, clipped_BT, kl_BT, charged_BT),
+                sums=metrics.token_sums(tokens, surrogate, clipped_BT, kl_BT, charged_BT) | kl_gradient,
                 extremes=metrics.extremes(surrogate.ratio_BT, tokens.valid_BT),
                 token=TokenOutput(surrogate.ratio_BT.expand_as(clipped_BT), clipped_BT, charged_BT, gradient_BT),
             )
 
-    def _objective(self, tokens: TokenBatch, totals: MiniBatchTotals) -> tuple[Tensor, Surrogate, Tensor | None, Tensor]:
-        """J = aggregate(weights * surrogate - beta * mask * KL + bonus * H), and its parts for the metrics."""
-        options, kl_BT, charged_BT = self.settings, None, torch.zeros_like(tokens.valid_BT)
+    def _objective(
+        self, tokens: TokenBatch, totals: MiniBatchTotals
+    ) -> tuple[Tensor, Tensor | None, Surrogate, Tensor | None, Tensor]:
+        """The two parts of J, aggregate(weights * surrogate + bonus * H) minus aggregate(beta * mask * KL), and what the
+        metrics need."""
+        options, penalty, kl_BT, charged_BT = self.settings, None, None, torch.zeros_like(tokens.valid_BT)
         surrogate = self._preset.surrogate(tokens, options)  # ratio and clip
         terms_BT = surrogate.terms_BT
         if tokens.weights_BT is not None:
             terms_BT = terms_BT * tokens.weights_BT
         if (kl := options.kl) is not None:
-            kl_BT = kl_penalty(
-                tokens, reference=kl.reference, direction=kl.direction, estimator=kl.estimator, gradient=kl.gradient
-            )
+            kl_BT = kl_penalty(tokens, **kl.model_dump(include={"reference", "direction", "estimator", "gradient", "sampling"}))
             charged_BT = penalty_mask(tokens, kl.mask, options.entropy_test, options.entropy_margin)
-            terms_BT = terms_BT - kl.beta * charged_BT * kl_BT
+            penalty = aggregate(kl.beta * charged_BT * kl_BT, tokens.valid_BT, totals, options.aggregate)
         if options.entropy_bonus > 0:
             terms_BT = terms_BT + options.entropy_bonus * tokens.entropy_BT
         objective = aggregate(terms_BT, tokens.valid_BT, totals, options.aggregate)
-        return objective, _detached(surrogate), None if kl_BT is None else kl_BT.detach(), charged_BT
+        return objective, penalty, _detached(surrogate), None if kl_BT is None else kl_BT.detach(), charged_BT
 
     def _carries_gradient(self) -> dict[str, bool]:
         return {
@@ -202,6 +208,18 @@ class Method:
 
 def _detached(surrogate: Surrogate) -> Surrogate:
     return Surrogate(*[None if part is None else part.detach() for part in surrogate])
+
+
+def gradients_of(value: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Derivatives of a scalar, None for an input it does not depend on; what it shares with another scalar stays usable."""
+    if not value.requires_grad:
+        return [None] * len(inputs)
+    return torch.autograd.grad(value, inputs, allow_unused=True, retain_graph=True)
+
+
+def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The sum of two derivatives, either of which may be absent."""
+    return one if other is None else other if one is None else one + other
 
 
 class _WithGradient(torch.autograd.Function):

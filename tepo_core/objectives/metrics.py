@@ -5,6 +5,7 @@ Everything stays a tensor on the device; :func:`merge` is the one place where nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -56,6 +57,17 @@ def token_sums(batch: TokenBatch, surrogate: Surrogate, clipped_BT: Tensor, kl_B
     return {name: (value, tokens) for name, value in sums.items()} | shares
 
 
+def penalty_sums(kl_gradient_BT: Tensor | None, gradient_BT: Tensor | None) -> Sums:
+    """kl_gradient_sq: sums of squares of dpenalty/dlogprob and of the rest of dJ/dlogprob; :func:`merge` takes the root of
+    their ratio, |g_KL| / |g_objective|, which is what beta is chosen by."""
+    squares = [None if part is None else _dot(part, part) for part in (kl_gradient_BT, gradient_BT)]
+    given = next((square for square in squares if square is not None), None)
+    if given is None:
+        return {}
+    own, other = (torch.zeros_like(given) if square is None else square for square in squares)
+    return {"kl_gradient_sq": (own, other)}
+
+
 def clipped_tokens(surrogate: Surrogate, valid_BT: Tensor) -> Tensor:
     """1 on tokens that a bound acts on or that the method drops, [B, T]."""
     parts = (surrogate.clip_low_BT, surrogate.clip_high_BT, surrogate.dropped_BT)
@@ -76,7 +88,8 @@ def merge(
     outputs: Sequence[LossOutput], group: dist.ProcessGroup | None = None
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Metrics of a mini-batch from those of its micro-batches (and ranks): ``sums`` {name: [numerator, denominator]} and
-    ``values`` {loss, ratio_max, ratio_min}. One transfer to the host. ``sums["covariance"]`` is the centred covariance."""
+    ``values`` {loss, ratio_max, ratio_min, with a sampled penalty kl_gradient_ratio}. One transfer to the host.
+    ``sums["covariance"]`` is the centred covariance."""
     names, limits = sorted(outputs[0].sums), ("ratio_max", "ratio_min")
     pairs = torch.stack([torch.stack([torch.stack(o.sums[n]).double() for n in names]) for o in outputs]).sum(0)
     loss = torch.stack([o.loss.detach().double() for o in outputs]).sum()
@@ -91,7 +104,11 @@ def merge(
     sums = {name: [flat[2 * i], flat[2 * i + 1]] for i, name in enumerate(names)}
     (logprob, tokens), advantage = sums["logprob"], sums["advantage"][0]
     sums["covariance"][0] -= logprob * advantage / tokens if tokens else 0.0
-    return sums, {"loss": loss_value, **dict(zip(limits, (high_value, -low_value), strict=True))}
+    values = {"loss": loss_value, **dict(zip(limits, (high_value, -low_value), strict=True))}
+    own, other = sums.get("kl_gradient_sq", (0.0, 0.0))
+    if "kl_gradient_sq" in sums and (other or not own):  # beside an objective without gradient there is no ratio
+        values["kl_gradient_ratio"] = math.sqrt(own / other) if own else 0.0
+    return sums, values
 
 
 def _dot(a_BT: Tensor, b_BT: Tensor) -> Tensor:

@@ -42,15 +42,23 @@ def _interval(value: Any) -> Any:
 Band = Annotated[tuple[float, float], BeforeValidator(_interval)]
 
 
+def _sampled(kl: dict[str, Any]) -> bool:
+    """Whether an estimator of the penalty reads the chosen tokens, so that it matters who sampled them."""
+    return {kl.get("estimator", "k3"), kl["gradient"]} != {"exact"}
+
+
 class KL(Strict):
     """KL penalty -beta * KL. reference: ``old`` (the policy that sampled) or ``ref`` (the base policy). direction:
     KL(policy || reference), as in GRPO, or the other way round. estimator gives the value that is logged and enters the
-    loss, gradient the one that is differentiated (default: the same). mask: tokens it is charged on."""
+    loss, gradient the one that is differentiated (default: the same). sampling: tokens come from the policy that sampled;
+    ``weighted`` (default) weighs them by p / old, p the first argument, without which no estimator has the value or gradient
+    of the KL once the policy has moved; null over the whole vocabulary. mask: tokens it is charged on."""
 
     reference: Literal["old", "ref"] = "ref"
     direction: Literal["policy_reference", "reference_policy"] = "policy_reference"
     estimator: Estimator = "k3"
     gradient: Estimator | None = None
+    sampling: Literal["weighted", "unweighted"] | None = None
     beta: Weight = 0.01
     mask: Literal["all", "positive", "falling", "tepo", "selected"] = "all"
 
@@ -59,7 +67,15 @@ class KL(Strict):
     def _gradient(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("gradient") is None:
             values = {**values, "gradient": values.get("estimator", "k3")}
+        if isinstance(values, dict) and values.get("sampling") is None and _sampled(values):
+            values = {**values, "sampling": "weighted"}
         return values
+
+    @model_validator(mode="after")
+    def _sampling(self) -> KL:
+        if self.sampling is not None and not _sampled({"estimator": self.estimator, "gradient": self.gradient}):
+            raise ValueError(f"sampling = {self.sampling} with estimator exact: no tokens are weighted; set sampling: null")
+        return self
 
 
 Ends = Literal["wrap", "fold", "truncate", "renormalise"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tepo_core.objectives.ratios import exp_ratio
 from tepo_core.objectives.surrogates import positive
 from tepo_core.objectives.types import TokenBatch
 
@@ -24,15 +25,38 @@ def kl_estimate(difference_BT: Tensor, estimator: str) -> Tensor:
     raise ValueError(f"KL estimator {estimator!r} is unknown; allowed: k1, k2, k3, abs")
 
 
-def kl_penalty(batch: TokenBatch, *, reference: str, direction: str, estimator: str, gradient: str) -> Tensor:
-    """KL a token, [B, T]: the value of ``estimator`` with the gradient of ``gradient``. ``batch`` is prepared."""
+def sampling_weight(batch: TokenBatch, *, reference: str, direction: str) -> Tensor | None:
+    """w = p / old of the chosen tokens, [B, T], p the first argument of the KL; None where p is the policy that sampled.
+
+    E_old[w f] = E_p[f] at every state that old visited. With p = policy w is the token ratio, and carries gradient; with
+    p = ref it is fixed. Limited to e^-20 .. e^20 like every ratio."""
+    if direction == "policy_reference":
+        return exp_ratio(batch.log_ratio_BT)
+    return None if reference == "old" else exp_ratio(batch.ref_logprobs_BT - batch.old_logprobs_BT)
+
+
+def kl_penalty(
+    batch: TokenBatch, *, reference: str, direction: str, estimator: str, gradient: str, sampling: str | None
+) -> Tensor:
+    """KL a token, [B, T]: the value of ``estimator`` with the gradient of ``gradient``. ``batch`` is prepared.
+
+    Tokens come from old, not from the first argument p of the KL. ``sampling`` weighted: estimates times w = p / old
+    (DeepSeek-V3.2, arXiv 2512.02556, for k3), and in expectation over old
+      k1, k3   value and gradient of the KL, in either direction
+      k2       the gradient of KL(policy || .), where w is held: E_p[x d log p] is exact; its value is E_p[x^2] / 2
+      abs      E_p[|x|] and its gradient, which is no KL
+    unweighted: means under old of the same terms, which are those of the KL only while p = old. exact uses no tokens."""
 
     def estimate(kind: str) -> Tensor:
         if kind == "exact":
             return batch.exact_kl_BT
         reference_BT = batch.old_logprobs_BT if reference == "old" else batch.ref_logprobs_BT
         difference_BT = batch.logprobs_BT - reference_BT
-        return kl_estimate(difference_BT if direction == "policy_reference" else -difference_BT, kind)
+        plain_BT = kl_estimate(difference_BT if direction == "policy_reference" else -difference_BT, kind)
+        weight_BT = sampling_weight(batch, reference=reference, direction=direction) if sampling == "weighted" else None
+        if weight_BT is None:
+            return plain_BT
+        return plain_BT * (weight_BT.detach() if kind == "k2" else weight_BT)
 
     if gradient == estimator:
         return estimate(estimator)

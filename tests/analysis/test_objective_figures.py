@@ -63,8 +63,8 @@ def test_gradient_weights():
     assert at("mpo", False) == pytest.approx([1.0, math.exp(0.1)])
     heads = {"m": {"preset": "mpo", "block": {"logprobs": "mtp"}}}
     assert at("m", False, heads)[0] == pytest.approx(1 / 5)  # the token's own log-prob; the heads carry the other four
-    # TEPO's penalty: beta (1 - exp(-d))
-    assert at("tepo_kl", False)[1] == pytest.approx(math.exp(0.5 / 21) - 0.1 * (1 - math.exp(-0.5)))
+    # TEPO's penalty, r k3 = 1 - r + r d: beta r d
+    assert at("tepo_kl", False)[1] == pytest.approx(math.exp(0.5 / 21) - 0.1 * math.exp(0.5) * 0.5)
 
 
 def test_method_table_names_every_preset_and_its_standing():

@@ -50,14 +50,14 @@ def test_sums_by_hand():
         "covariance": math.log(0.6) + math.log(0.4) - 2 * math.log(0.35),  # the mean of A is 0
         "logprob": math.log(0.6) + math.log(0.4) + math.log(0.35),
         "mask": 1,
-        "kl_penalty": 1 / 1.5 - 1 + D[0],
+        "kl_penalty": 1.5 * (1 / 1.5 - 1 + D[0]),  # k3 times the ratio: the token was sampled by old
         "entropy": 1.4,
         "entropy_change": -0.2 + 0.2 - 0.4,
         "positive": 2,
     }
     for name, value in expected.items():
         assert sums[name] == [pytest.approx(value, abs=1e-12), 3], name
-    assert sums["mask_kl"] == [pytest.approx(1 / 1.5 - 1 + D[0]), 1]
+    assert sums["mask_kl"] == [pytest.approx(1.5 * (1 / 1.5 - 1 + D[0])), 1]
     assert sums["positive_entropy_fell"] == [1, 2]
     assert set(sums) == {*expected, "mask_kl", "positive_entropy_fell"}
     assert values == {

@@ -15,7 +15,7 @@ from by_hand import ADVANTAGES, ENTROPY, MASK, NEW, OLD, OLD_ENTROPY, SELECTED, 
 from tepo_core.objectives.methods import PRESETS, TokenBatch, resolve
 
 S1 = math.sqrt(0.75)  # geometric mean of 1.5 and 0.5: 0.8660254
-K3 = 1 / 1.5 - 1 + math.log(1.5)  # k3 of the first token: exp(-x) - 1 + x at x = ln 1.5: 0.0721318
+K3 = 1 / 1.5 - 1 + math.log(1.5)  # k3 of the first token: exp(-x) - 1 + x at x = ln 1.5: 0.0721318; weighted: times 1.5
 HAND = {  # J; the loss is -J
     # (ln 0.6 + ln 0.4 - 2 ln 0.35) / 3
     "reinforce": (math.log(0.6) + math.log(0.4) - 2 * math.log(0.35)) / 3,
@@ -43,7 +43,7 @@ HAND = {  # J; the loss is -J
     # s_1 counts for two tokens: (2 * 0.8660254 - 1.6) / 3
     "tepo": (2 * S1 - 1.6) / 3,
     # the first token has A > 0 and its entropy fell (0.5 -> 0.3); the second rose; the third has A < 0
-    "tepo_kl": (2 * S1 - 1.6 - 0.1 * K3) / 3,
+    "tepo_kl": (2 * S1 - 1.6 - 0.1 * 1.5 * K3) / 3,
     # sliding windows of 5 that go on at the start: both of response 1 hold d_1 and d_2, exp(mean) = 0.866; 0.7 -> 0.8
     "mpo": (2 * S1 - 1.6) / 3,
 }
@@ -96,8 +96,8 @@ def test_every_built_in_preset_has_a_hand_computed_value():
         ("gspo_token", [S1 / 4, S1 / 4, 0]),
         # s_1 A / N on both tokens
         ("tepo", [S1 / 3, S1 / 3, 0]),
-        # the penalty adds -beta (1 - exp(-x)) / N on token 1: -0.1 (1 - 1 / 1.5) / 3
-        ("tepo_kl", [S1 / 3 - 0.1 / 9, S1 / 3, 0]),
+        # r k3 = 1 - r + r x has the slope r x: the penalty adds -beta r x / N on token 1
+        ("tepo_kl", [S1 / 3 - 0.1 * 1.5 * math.log(1.5) / 3, S1 / 3, 0]),
         # sg[weight] A / N: every token keeps a gradient
         ("cispo", [1.28 / 3, 0.5 / 3, -1.4 / 3]),
         # token 1 limited: only token 2 moves the mean, exp((0.4 + ln 0.5) / 2) / (T_1 B); response 2: 0.7 A / B
@@ -157,12 +157,30 @@ def test_sum_over_responses():
 )
 def test_value_and_gradient_estimator_are_chosen_apart(estimator, expected, slope):
     """DAPO plus the KL on the positive tokens: its value is k3 of both, its gradient that of ``estimator`` on token 1."""
-    kl = {"reference": "old", "beta": 1.0, "mask": "positive", "estimator": "k3", "gradient": estimator}
+    kl = {"reference": "old", "beta": 1.0, "mask": "positive", "estimator": "k3", "gradient": estimator, "sampling": "unweighted"}
     both = K3 + (1 / 0.5 - 1 + math.log(0.5))
     assert value("x", {"x": {"preset": "dapo", "kl": kl}}) == pytest.approx(0.06 - both / 3)
     assert gradient("x", {"x": {"preset": "dapo", "kl": kl}})[0].item() == pytest.approx(-slope / 3)
     plain = {**kl, "estimator": estimator, "gradient": None, "mask": "all"}
     out = resolve("x", {"x": {"preset": "dapo", "kl": plain}}).loss(batch(mask_BT=MASK & SELECTED), TOTALS)
+    assert out.sums["kl_penalty"][0].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected", "slope"),
+    [
+        # times r = 1.5; the slope is that of r f(x), r (f + f'), but k2 holds r
+        ("k1", 1.5 * math.log(1.5), 1.5 * (math.log(1.5) + 1)),
+        ("k2", 1.5 * math.log(1.5) ** 2 / 2, 1.5 * math.log(1.5)),
+        ("k3", 1.5 * K3, 1.5 * math.log(1.5)),
+        ("abs", 1.5 * math.log(1.5), 1.5 * (math.log(1.5) + 1)),
+    ],
+)
+def test_weighted_estimators_by_hand(estimator, expected, slope):
+    """DAPO, whose token 1 is clipped, plus the KL to the sampling policy: token 1 has the gradient of the penalty alone."""
+    kl = {"reference": "old", "beta": 1.0, "estimator": estimator}
+    assert gradient("x", {"x": {"preset": "dapo", "kl": kl}})[0].item() == pytest.approx(-slope / 3)
+    out = resolve("x", {"x": {"preset": "dapo", "kl": kl}}).loss(batch(mask_BT=MASK & SELECTED), TOTALS)
     assert out.sums["kl_penalty"][0].item() == pytest.approx(expected)
 
 
@@ -174,11 +192,11 @@ def test_direction_of_the_penalty_turns_the_log_ratio_round():
 
 
 def test_reference_and_exact_kl():
-    kl = {"reference": "ref", "estimator": "k2", "beta": 1.0}
+    kl = {"reference": "ref", "estimator": "k2", "beta": 1.0, "sampling": "unweighted"}
     reference_BT = NEW - 0.3  # x = 0.3 everywhere: 0.045 a token
     assert value("x", {"x": {"preset": "dapo", "kl": kl}}, ref_logprobs_BT=reference_BT) == pytest.approx(0.06 - 0.045)
     exact_BT = torch.tensor([[0.3, 0.6], [0.9, 7.0]], dtype=torch.float64)
-    kl["estimator"] = "exact"
+    kl |= {"estimator": "exact", "sampling": None}
     assert value("x", {"x": {"preset": "dapo", "kl": kl}}, exact_kl_BT=exact_BT) == pytest.approx(0.06 - 0.6)
 
 
@@ -244,7 +262,7 @@ def test_off_policy_weights_multiply_the_surrogate_but_not_the_penalty():
     """DAPO terms 1.28, 0.5, -1.6 times 2, 1, 0.5: (2.56 + 0.5 - 0.8) / 3; the penalty stays."""
     weights_BT = torch.tensor([[2.0, 1.0], [0.5, 9.0]], dtype=torch.float64)
     assert value("dapo", weights_BT=weights_BT) == pytest.approx(2.26 / 3)
-    kl = {"reference": "old", "estimator": "k1", "beta": 1.0}
+    kl = {"reference": "old", "estimator": "k1", "beta": 1.0, "sampling": "unweighted"}
     penalty = (math.log(1.5) + math.log(0.5) + math.log(0.7)) / 3
     assert value("x", {"x": {"preset": "dapo", "kl": kl}}, weights_BT=weights_BT) == pytest.approx(2.26 / 3 - penalty)
 

@@ -48,13 +48,15 @@ class FakeTrainer(SimpleNamespace):
         return model, torch.zeros_like(model), None
 
 
-def trl_gradient(name: str, batch: TokenBatch, parts=None, beta: float = 0.0) -> tuple[float, torch.Tensor]:
+def trl_gradient(
+    name: str, batch: TokenBatch, parts=None, beta: float = 0.0, bias_correction: bool = False
+) -> tuple[float, torch.Tensor]:
     """Loss and gradient of TRL's own ``_compute_loss``, backward per micro-batch."""
     loss_type, settings = SETTINGS[name]
     parts = parts or [torch.arange(len(batch.mask_BT))]
     args = SimpleNamespace(
         delta=None,
-        use_bias_correction_kl=False,
+        use_bias_correction_kl=bias_correction,
         sapo_temperature_pos=1.0,
         sapo_temperature_neg=1.05,
         steps_per_generation=len(parts),
@@ -109,13 +111,30 @@ def test_loss_and_gradient(name, parts):
     assert relative_error({"g": gradients["logprobs_BT"]}, {"g": trl_grad}) <= RTOL
 
 
-def test_reference_penalty():
+@pytest.mark.parametrize("sampling", ["weighted", "unweighted"])
+def test_reference_penalty(sampling):
+    """kl.sampling: weighted is TRL's use_bias_correction_kl (its default), r k3 with r differentiated; unweighted is without."""
     batch = plain_batch("grpo")
-    method = resolve("x", {"x": {"preset": "grpo", "kl": {"estimator": "k3", "beta": 0.04}}})
+    method = resolve("x", {"x": {"preset": "grpo", "kl": {"estimator": "k3", "beta": 0.04, "sampling": sampling}}})
     loss, gradients = minibatch_gradient(method, batch)
-    trl_loss, trl_grad = trl_gradient("grpo", batch, beta=0.04)
+    trl_loss, trl_grad = trl_gradient("grpo", batch, beta=0.04, bias_correction=sampling == "weighted")
     assert float(loss) == pytest.approx(trl_loss, rel=RTOL)
     assert relative_error({"g": gradients["logprobs_BT"]}, {"g": trl_grad}) <= RTOL
+
+
+def test_defaults_of_the_penalty_agree():
+    """Both weigh by default: whoever changes the default is noticed here."""
+    assert GRPOConfig.__dataclass_fields__["use_bias_correction_kl"].default is True
+    assert resolve("x", {"x": {"preset": "grpo", "kl": {"beta": 0.04}}}).settings.kl.sampling == "weighted"
+
+
+def test_expected_sequence_ratios_multiply_trls_penalty():
+    """With a ratio of the sequence TRL multiplies k3 by s_i, which is no weight of the token's distribution; ours stays r_it."""
+    batch = plain_batch("gspo")
+    method = resolve("x", {"x": {"preset": "gspo", "kl": {"estimator": "k3", "beta": 1.0}}})
+    _, gradients = minibatch_gradient(method, batch)
+    _, trl_grad = trl_gradient("gspo", batch, beta=1.0, bias_correction=True)
+    assert relative_error({"g": gradients["logprobs_BT"]}, {"g": trl_grad}) > 1e-2
 
 
 def test_expected_uneven_micro_batches_change_trls_sequence_mean():

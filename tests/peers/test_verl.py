@@ -18,6 +18,7 @@ from tepo_core.credit.group import compute_advantages
 from tepo_core.objectives.invariance import chunks, minibatch_gradient, random_batch, relative_error
 from tepo_core.objectives.methods import MiniBatchTotals, TokenBatch, resolve
 from tepo_core.objectives.penalties import kl_estimate
+from tepo_core.objectives.penalties import kl_penalty as our_penalty
 
 pytestmark = pytest.mark.peers
 RTOL = 1e-5
@@ -141,6 +142,16 @@ def test_kl_estimators():
     x, y = 0.5 * torch.randn(2, 50, dtype=torch.float64)
     for ours, theirs in (("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl"), ("abs", "abs")):
         assert torch.allclose(kl_estimate(x - y, ours), kl_penalty(x, y, theirs))
+
+
+def test_expected_verl_does_not_weigh_its_penalty():
+    """verl averages k3 over tokens of the sampling policy; ours does so only when told to, and the two differ off-policy."""
+    batch = plain_batch("kl_cov").prepared()
+    options = {"reference": "old", "direction": "policy_reference", "estimator": "k3", "gradient": "k3"}
+    theirs_BT = kl_penalty(batch.logprobs_BT, batch.old_logprobs_BT, "low_var_kl")
+    assert torch.allclose(our_penalty(batch, sampling="unweighted", **options), theirs_BT, atol=1e-6)
+    weighted_BT = our_penalty(batch, sampling="weighted", **options)
+    assert float((weighted_BT - theirs_BT).abs().sum() / theirs_BT.abs().sum()) > 0.05
 
 
 def test_advantages():

@@ -38,7 +38,7 @@ def clip_cov(batch: TokenBatch, options: ClipCov) -> Surrogate:
     equation=r"\frac{1}{N}\sum_{i,t} r_{it} A_i - \frac{\beta}{N}\sum_{(i,t)\in I} |d_{it}|, \quad "
     r"I = \text{top } \lfloor kN\rfloor \text{ by } \mathrm{Cov}_{it}",
     aggregate="token_mean",
-    kl={"reference": "old", "estimator": "abs", "beta": 1.0, "mask": "selected"},
+    kl={"reference": "old", "estimator": "abs", "sampling": "unweighted", "beta": 1.0, "mask": "selected"},
 )
 def kl_cov(batch: TokenBatch, options: KLCov) -> Surrogate:
     """r A without a clip; the KL to the sampling policy is charged on the tokens that ``Method.select`` chose."""
