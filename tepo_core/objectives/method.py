@@ -120,22 +120,29 @@ class Method:
         mask_BT: Tensor,
         generator: torch.Generator,
         group: dist.ProcessGroup | None = None,
+        identities_BT: Tensor | None = None,
     ) -> Tensor:
         """Tokens chosen by their covariance over the WHOLE mini-batch (and all ranks of ``group``), bool [B, T].
 
         KL-Cov: the largest. Clip-Cov: a random few inside the band (these are dropped). entropy_test covariance: all with
-        Cov > 0. Seed ``generator`` per (run, step, update), equal on all ranks."""
-        logprobs_N, mine = population.gather_tokens(logprobs_BT.detach()[mask_BT], group)
-        advantages_N, _ = population.gather_tokens(advantages_BT[mask_BT], group)
+        Cov > 0. Responses whose advantage is 0 are not in the population, and none of their tokens is chosen. Seed
+        ``generator`` per (run, step, update), equal on all ranks. identities_BT: of :func:`population.identities`, where a
+        row is not one response."""
+        if identities_BT is None:
+            identities_BT = population.identities(logprobs_BT, advantages_BT, mask_BT)
+        population_BT = mask_BT & (advantages_BT != 0)
+        logprobs_N, mine = population.gather_tokens(logprobs_BT.detach()[population_BT], group)
+        advantages_N, _ = population.gather_tokens(advantages_BT[population_BT], group)
+        identities_N, _ = population.gather_tokens(identities_BT[population_BT], group)
         covariance_N = population.centred_products(logprobs_N, advantages_N)
         match self.settings:
             case ClipCov(share=share, band=(low, high)):
-                chosen_N = population.random_in_band(covariance_N, share, low, high, generator)
+                chosen_N = population.random_in_band(covariance_N, share, low, high, generator, identities_N)
             case KLCov(share=share):
-                chosen_N = population.largest(covariance_N, share)
+                chosen_N = population.largest(covariance_N, share, identities_N)
             case _:
                 chosen_N = covariance_N > 0
-        return torch.zeros_like(mask_BT).masked_scatter(mask_BT, chosen_N[mine])
+        return torch.zeros_like(mask_BT).masked_scatter(population_BT, chosen_N[mine])
 
     def validate(self, batch: TokenBatch) -> None:
         """Check a mini-batch before the loss; reads values, so it synchronises: call it once, outside the hot path.
@@ -158,14 +165,16 @@ class Method:
             leaves = [name for name in wanted if getattr(tokens, name) is not None and getattr(tokens, name).requires_grad]
             objective, penalty, surrogate, kl_BT, charged_BT = self._objective(tokens, totals)
         loss = -objective.detach() if penalty is None else penalty.detach() - objective.detach()
-        gradient_BT, kl_gradient = None, {}
+        sampled = penalty is not None and self.settings.kl.gradient != "exact"
+        gradient_BT, kl_gradient = None, metrics.penalty_sums(loss, None, None) if sampled else {}
         if leaves:
             inputs = [getattr(tokens, name) for name in leaves]
             gradients = [zero_padding(part, tokens.valid_BT) for part in gradients_of(-objective, inputs)]
             if penalty is not None:
                 of_kl = [zero_padding(part, tokens.valid_BT) for part in gradients_of(penalty, inputs)]
-                if self.settings.kl.gradient != "exact":
-                    kl_gradient = metrics.penalty_sums(of_kl[leaves.index("logprobs_BT")], gradients[leaves.index("logprobs_BT")])
+                if sampled:
+                    own = leaves.index("logprobs_BT")
+                    kl_gradient = metrics.penalty_sums(loss, of_kl[own], gradients[own])
                 gradients = [added(*pair) for pair in zip(gradients, of_kl, strict=True)]
             loss = with_gradient(loss, [getattr(batch, name) for name in leaves], gradients)
             gradient_BT = token_gradient(dict(zip(leaves, gradients, strict=True)))

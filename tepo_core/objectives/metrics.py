@@ -57,14 +57,10 @@ def token_sums(batch: TokenBatch, surrogate: Surrogate, clipped_BT: Tensor, kl_B
     return {name: (value, tokens) for name, value in sums.items()} | shares
 
 
-def penalty_sums(kl_gradient_BT: Tensor | None, gradient_BT: Tensor | None) -> Sums:
+def penalty_sums(like: Tensor, kl_gradient_BT: Tensor | None, gradient_BT: Tensor | None) -> Sums:
     """kl_gradient_sq: sums of squares of dpenalty/dlogprob and of the rest of dJ/dlogprob; :func:`merge` takes the root of
-    their ratio, |g_KL| / |g_objective|, which is what beta is chosen by."""
-    squares = [None if part is None else _dot(part, part) for part in (kl_gradient_BT, gradient_BT)]
-    given = next((square for square in squares if square is not None), None)
-    if given is None:
-        return {}
-    own, other = (torch.zeros_like(given) if square is None else square for square in squares)
+    their ratio, |g_KL| / |g_objective|, which is what beta is chosen by. A gradient that is not there counts 0, a scalar like ``like``."""
+    own, other = (torch.zeros_like(like) if part is None else _dot(part, part) for part in (kl_gradient_BT, gradient_BT))
     return {"kl_gradient_sq": (own, other)}
 
 
@@ -106,8 +102,8 @@ def merge(
     sums["covariance"][0] -= logprob * advantage / tokens if tokens else 0.0
     values = {"loss": loss_value, **dict(zip(limits, (high_value, -low_value), strict=True))}
     own, other = sums.get("kl_gradient_sq", (0.0, 0.0))
-    if "kl_gradient_sq" in sums and (other or not own):  # beside an objective without gradient there is no ratio
-        values["kl_gradient_ratio"] = math.sqrt(own / other) if own else 0.0
+    if other:  # beside an objective without gradient there is no ratio
+        values["kl_gradient_ratio"] = math.sqrt(own / other)
     return sums, values
 
 

@@ -9,10 +9,15 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tepo_core.config import ARITHMETIC_TASKS, ConfigError, Strict, Study, load_study, parse_study
 from tepo_core.files import local_path, source_path
+
+if TYPE_CHECKING:
+    from tepo_core.objectives.options import Common
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -136,11 +141,35 @@ def _methods(study: Study, where: str) -> list[str]:
                 )
             if not isinstance(study.variants.get(name, {}).get("train", {}), dict):
                 raise ConfigError(f"variants.{name}.train: must be a mapping of training parameters")
-            study.train_for(name)
+            _acts(study, name, method.settings)
         except ConfigError as error:
             text = str(error)
             faults.append(text if text.startswith(where) else f"{where}: {text}")
     return faults
+
+
+LEAST_CHOSEN = 10  # tokens of a mini-batch; a share that selects fewer is one token's accident, or nothing
+
+
+def _acts(study: Study, name: str, settings: Common) -> None:
+    """Refuse a share of tokens (kl_cov, clip_cov) that selects fewer than ten of a typical mini-batch.
+
+    Its N is estimated as responses of a mini-batch times half of max_new_tokens: what responses here come to, and near enough
+    elsewhere, since shares that act and that do not lie a factor of ten apart. Groups of equal rewards leave N smaller."""
+    train, share = study.train_for(name), getattr(settings, "share", None)
+    if share is None:
+        return
+    responses = train.prompts_per_rollout // train.minibatches * train.group_size
+    tokens = responses * train.max_new_tokens // 2
+    if (chosen := math.floor(share * tokens)) < LEAST_CHOSEN:
+        least = math.ceil(1e4 * LEAST_CHOSEN / max(tokens, LEAST_CHOSEN)) / 1e4
+        preset = study.variants.get(name, {}).get("preset", name)
+        raise ConfigError(
+            f"variants.{name}: share = {share:g} selects {chosen} of the about {tokens} tokens of a mini-batch ({responses} "
+            f"responses, half of max_new_tokens = {train.max_new_tokens}), too few to act; allowed here: {least:g} or more "
+            f"({LEAST_CHOSEN} tokens), e.g. variants: {{{name}: {{preset: {preset}, share: {max(least, 0.02):g}}}}}, or larger "
+            "mini-batches"
+        )
 
 
 def _policy(study: Study, where: str, root: Path) -> list[str]:
@@ -165,7 +194,7 @@ def _policy(study: Study, where: str, root: Path) -> list[str]:
 def _key(path: Path) -> str:
     """Hash of the parameters and of the code that decides whether they are right."""
     sources = [PACKAGE / "config.py", PACKAGE / "tasks" / "benchmark_table.py", Path(__file__)]
-    sources += sorted((PACKAGE / "objectives").glob("*.py"))
+    sources += sorted((PACKAGE / "objectives").rglob("*.py"))
     joined = hashlib.sha256(path.read_bytes())
     for source in sources:
         joined.update(source.name.encode() + source.read_bytes())

@@ -133,7 +133,7 @@ def chance_note(book: Book, study: Study) -> str:
         book.pair(task, method, book.presets[method], metric)
         for task in book.tasks
         for method in book.methods
-        if method in study.variants and book.presets[method] in book.methods
+        if method in study.variants and book.presets[method] in book.methods and book.presets[method] != method
         for metric in OUTCOMES
     ]
     known = [p for p in pairs if p is not None and not pd.isna(p["low"])]

@@ -20,6 +20,7 @@ from tepo_core.model.mtp import ahead_logprobs
 from tepo_core.model.policy import Policy
 from tepo_core.objectives.methods import LossOutput, Method, MiniBatchTotals, TokenBatch
 from tepo_core.objectives.metrics import merge
+from tepo_core.objectives.population import identities
 from tepo_core.objectives.types import NonFiniteError
 from tepo_core.seeding import torch_generator
 from tepo_core.tasks.problem import TOKEN_KINDS
@@ -127,8 +128,9 @@ class Learner:
         logprobs_N, advantages_N = (
             torch.cat([getattr(batch, name)[batch.mask_BT] for batch in batches]) for name in ("logprobs_BT", "advantages_BT")
         )
+        keys_N = torch.cat([identities(b.logprobs_BT, b.advantages_BT, b.mask_BT)[b.mask_BT] for b in batches])
         everything_1N = torch.ones(1, logprobs_N.numel(), dtype=torch.bool, device=logprobs_N.device)
-        chosen_N = self.method.select(logprobs_N[None], advantages_N[None], everything_1N, generator)[0]
+        chosen_N = self.method.select(logprobs_N[None], advantages_N[None], everything_1N, generator, identities_BT=keys_N[None])[0]
         parts = chosen_N.split([int(batch.mask_BT.sum()) for batch in batches])
         return [
             torch.zeros_like(batch.mask_BT).masked_scatter(batch.mask_BT, part)

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from tepo_core.commands import profiles
 from tepo_core.config import ConfigError, Study, load_study
+from tepo_core.objectives.methods import resolve
 from tepo_core.pipeline.parameters import load_validated
 
 NAMES = profiles.names(ROOT)
@@ -77,10 +78,21 @@ def test_params_yaml_is_what_use_quick_writes(tmp_path: Path, name: str) -> None
     assert (project / "params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
 
 
+def test_shares_of_tokens_act_in_every_profile() -> None:
+    """Ten tokens of a mini-batch at least, with responses half as long as they may be; the paper's shares where N is large."""
+    for name in NAMES:
+        study = load_study(ROOT / "profiles" / f"{name}.yaml")
+        for method in study.methods:
+            share = getattr(resolve(method, study.variants).settings, "share", None)
+            train = study.train_for(method)
+            tokens = train.prompts_per_rollout * train.group_size / train.minibatches * train.max_new_tokens / 2
+            assert share is None or share * tokens >= 10, (name, method)
+
+
 def test_using_a_profile_says_what_changed_and_keeps_the_old(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project", "quick")
     text = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(text.replace("variants: {}", "variants: {mine: {preset: grpo}}"))
+    (project / "params.yaml").write_text(text.replace("variants:\n", "variants:\n  mine: {preset: grpo}\n"))
     changes = [str(change) for change in profiles.use(project, "smoke")]
     assert changes[0] == "profile: quick -> smoke", "in the order of the file"
     assert "train.rollouts: 60 -> 4" in changes

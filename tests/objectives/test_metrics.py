@@ -59,7 +59,8 @@ def test_sums_by_hand():
         assert sums[name] == [pytest.approx(value, abs=1e-12), 3], name
     assert sums["mask_kl"] == [pytest.approx(1.5 * (1 / 1.5 - 1 + D[0])), 1]
     assert sums["positive_entropy_fell"] == [1, 2]
-    assert set(sums) == {*expected, "mask_kl", "positive_entropy_fell"}
+    assert sums["kl_gradient_sq"] == [0, 0]  # nothing here requires gradient
+    assert set(sums) == {*expected, "mask_kl", "positive_entropy_fell", "kl_gradient_sq"}
     assert values == {
         "loss": pytest.approx(-(2 * s1 - 1.6 - 0.1 * expected["kl_penalty"]) / 3),
         "ratio_max": pytest.approx(s1),

@@ -51,6 +51,18 @@ BAD_PARAMETERS = {
         ("minibatches: 4", "minibatches: 3"),
         ["minibatches = 3", "prompts_per_rollout = 16", "[1, 2, 4, 8, 16]"],
     ),
+    "share of one token": (
+        ("methods: [grpo, tepo_kl]", "methods: [grpo, kl_cov]"),
+        ["variants.kl_cov", "share = 0.002 selects 1 of the about 576 tokens", "0.0174 or more", "{preset: kl_cov, share: 0.02}"],
+    ),
+    "share of no token": (
+        ("methods: [grpo, tepo_kl]", "methods: [grpo, clip_cov]"),
+        ["variants.clip_cov", "share = 0.0002 selects 0 of", "0.0174 or more"],
+    ),
+    "share too small by a variant's own mini-batches": (
+        ("variants: {}", "variants: {few: {preset: kl_cov, share: 0.02, train: {minibatches: 16}}}"),
+        ["variants.few", "share = 0.02 selects 2 of the about 144 tokens", "0.0695 or more"],
+    ),
     "empty seeds": (("seeds: [0]", "seeds: []"), ["seeds", "at least 1"]),
     "empty methods": (("methods: [grpo, tepo_kl]", "methods: []"), ["methods", "at least 1"]),
     "seed twice": (("seeds: [0]", "seeds: [0, 1, 0]"), ["seeds", "[0] is listed twice"]),

@@ -241,7 +241,7 @@ def exactly_old(learner):
 def test_skipped_updates_are_logged_and_the_schedule_counts_them(base, tmp_path, monkeypatch):
     """The learning rate of an update is the same for every method, whether updates before it made a step or not."""
     original = sampler.compute_advantages
-    monkeypatch.setattr(sampler, "compute_advantages", lambda rewards, kind: 0 * original(rewards, kind))
+    monkeypatch.setattr(sampler, "compute_advantages", lambda rewards, *rest: 0 * original(rewards, *rest))
     study = tiny_study(train={"lr_warmup_rollouts": 4})
     flat = train(study, "facts", "grpo", 0, base, tmp_path / "flat").folder
     monkeypatch.undo()
