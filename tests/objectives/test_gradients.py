@@ -107,6 +107,32 @@ def test_tepo_is_gspo_with_response_i_scaled_by_its_length(clip):
     assert relative_error(found, expected) < 1e-12
 
 
+LUSPO_CLIP = [2e-3, 2.5e-3]  # of arXiv 2602.05261
+
+
+@pytest.mark.parametrize("clip", [LUSPO_CLIP, [0.2, 0.2], None])
+def test_luspo_is_tepo_times_the_mean_length(clip):
+    """LUSPO (1/B) sum_i T_i min(s_i A, clip(s_i) A) = TEPO's J_v1 times N / B: one direction, a scale a mini-batch.
+
+    Written once from its own equation, and once as our `tepo` with another aggregate."""
+    tepo = resolve("t", {"t": {"preset": "tepo", "clip": clip}})
+    summed = resolve("s", {"s": {"preset": "tepo", "clip": clip, "aggregate": "seq_mean_token_sum"}})
+    batch = replace(random_batch(tepo, responses=12, longest=20), weights_BT=None)
+    lengths_B = batch.mask_BT.sum(-1).double()
+    scale = float(lengths_B.sum()) / 12
+    leaf_BT = batch.logprobs_BT.clone().requires_grad_()
+    clean = replace(batch, logprobs_BT=leaf_BT)
+    d_BT = (clean.logprobs_BT - clean.old_logprobs_BT).masked_fill(~batch.mask_BT, 0.0)
+    s_B, advantages_B = (d_BT.sum(-1) / lengths_B).exp(), batch.advantages_BT[:, 0]
+    low, high = clip or (1.0, 1e9)
+    luspo = (lengths_B * torch.minimum(s_B * advantages_B, s_B.clamp(1 - low, 1 + high) * advantages_B)).sum() / 12
+    (slope_BT,) = torch.autograd.grad(-luspo, leaf_BT)
+    for method, factor in ((tepo, scale), (summed, 1.0)):
+        loss, gradients = minibatch_gradient(method, batch)
+        assert float(loss) * factor == pytest.approx(-float(luspo), rel=1e-12)
+        assert relative_error({"g": gradients["logprobs_BT"] * factor}, {"g": slope_BT}) < 1e-12
+
+
 @pytest.mark.parametrize("estimator", ["k2", "k3", "abs"])
 def test_first_update_after_a_rollout_version_2_is_version_1(estimator):
     """theta = old, up to the rounding noise between sampling and training: no entropy has fallen, nothing is charged."""

@@ -137,6 +137,24 @@ def test_expected_sequence_ratios_multiply_trls_penalty():
     assert relative_error({"g": gradients["logprobs_BT"]}, {"g": trl_grad}) > 1e-2
 
 
+@pytest.mark.parametrize("parts", [None, 6])
+def test_trls_luspo_is_tepo_times_the_mean_length(parts):
+    """TRL has no 'tepo', but its luspo (arXiv 2602.05261) is J_v1 times N / B with a narrow clip; equal row counts a micro-batch."""
+    clip = {"epsilon_low": 2e-3, "epsilon_high": 2.5e-3}
+    SETTINGS["luspo"] = ("luspo", {"importance_sampling_level": "sequence", **clip})
+    batch = plain_batch("tepo")
+    split = chunks(24, parts) if parts else None
+    method = resolve("x", {"x": {"preset": "tepo", "clip": [2e-3, 2.5e-3]}})
+    scale = float(batch.mask_BT.sum()) / 24
+    try:
+        loss, gradients = minibatch_gradient(method, batch)
+        trl_loss, trl_grad = trl_gradient("luspo", batch, split)
+    finally:
+        del SETTINGS["luspo"]
+    assert float(loss) * scale == pytest.approx(trl_loss, rel=RTOL)
+    assert relative_error({"g": gradients["logprobs_BT"] * scale}, {"g": trl_grad}) <= RTOL
+
+
 def test_expected_uneven_micro_batches_change_trls_sequence_mean():
     """TRL averages micro-batch means; equal only when all have the same number of rows, which its data loader ensures."""
     batch = plain_batch("grpo")
