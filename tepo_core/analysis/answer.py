@@ -122,7 +122,7 @@ def single_run_sentences(gains: pd.DataFrame) -> list[str]:
 
 
 def credit_sentences(book: Book) -> list[str]:
-    """Where credit falls, in words, for tasks that know their decisive tokens: gradient weight, and what clipping hits."""
+    """Where credit falls, in words, for tasks that know their decisive tokens: gradient of the logits, and what clipping hits."""
     out = []
     for task in book.tasks:
         share = {m: book.level(task, m, "tokens_decisive") for m in book.trained(task)}
@@ -131,7 +131,7 @@ def credit_sentences(book: Book) -> list[str]:
             continue
         text = f"On {task}, decisive tokens are {100 * sum(share.values()) / len(share):.1f} % of all tokens"
         for name, words in (
-            ("gradient", "get {} times their share of the gradient weight"),
+            ("gradient", "get {} times their share of the gradient in the logits"),
             ("clip", "and {} times their share of the clipping"),
         ):
             found = {m: book.level(task, m, f"{name}_focus") for m in share}

@@ -55,7 +55,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _between_runs(runs: RunSet, table: pd.DataFrame, task: str, confidence: float) -> list[dict]:
-    """Inside each seed, over its methods: does more gradient weight on decisive tokens go with more, or sooner, correction?"""
+    """Inside each seed, over its methods: does more gradient in the logits of decisive tokens go with more, or sooner, correction?"""
     rows = []
     shares = {method: seed_values(table, task, method, "gradient_decisive") for method in runs.methods}
     for outcome in ("facts_corrected", "facts_half"):
@@ -109,7 +109,7 @@ def fact_table(runs: RunSet, task: str) -> pd.DataFrame:
     """One row a run and planted wrong fact; empty where nothing was recorded.
 
     start_probability, end_probability: of the right digit, before and after training. corrected_at: first validation at which
-    it is above 1/2 (:data:`NEVER` horizons if it never is). early_gradient: summed |dJ/dlogp| on recorded tokens that answer
+    it is above 1/2 (:data:`NEVER` horizons if it never is). early_gradient: summed |dJ/dlogits| on recorded tokens that answer
     the fact in the first part of the run (:data:`EARLY`); early_records: how many those are."""
     parts = [_facts_of(run) for key, run in sorted(runs.runs.items()) if key[0] == task]
     parts = [part for part in parts if part is not None]
@@ -136,7 +136,7 @@ EMPTY = pd.DataFrame({"early_gradient": [], "early_records": []}, index=pd.Index
 
 
 def early_gradient(path, last_step: float) -> pd.DataFrame:
-    """Summed gradient weight and number of recorded tokens by the fact that they answer, up to rollout ``last_step``."""
+    """Summed gradient in the logits and number of recorded tokens by the fact that they answer, up to rollout ``last_step``."""
     if "fact" not in pq.read_schema(path).names:
         return EMPTY
     tokens = pq.read_table(path, columns=["step", "fact", "gradient"]).to_pandas()

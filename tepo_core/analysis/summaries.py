@@ -146,7 +146,7 @@ def _later_updates(update: Series) -> Series:
 
 
 def kind_shares(update: Series) -> dict[str, float | None]:
-    """Shares of gradient weight, tokens, entropy change, clipping and mask that fall on each kind of token, over all given
+    """Shares of the gradient in the logits, tokens, entropy change, clipping and mask that fall on each kind of token, over all given
     updates."""
     row: dict[str, float | None] = {}
     for name in ("gradient", "tokens"):

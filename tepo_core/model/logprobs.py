@@ -56,13 +56,16 @@ def plain_logprobs(
     temperature: float = 1.0,
     entropy: bool = True,
     bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    collision: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
     """The textbook form: all logits, ``log_softmax``, gather. The reference for :func:`chosen_logprobs`."""
     with torch.autocast(hidden_ND.device.type, enabled=False):
         logits_NV = head_logits(hidden_ND, weight_VD, bias)
         logp_NV = (logits_NV if temperature == 1.0 else logits_NV / temperature).log_softmax(-1)
         logprobs_N = logp_NV.gather(1, targets_N[:, None])[:, 0]
         entropy_N = exact_entropy(logp_NV) if entropy else None
+    if collision:
+        return logprobs_N, entropy_N, (2 * logp_NV.detach()).exp().sum(-1)
     return logprobs_N, entropy_N
 
 
@@ -103,7 +106,8 @@ def chosen_logprobs(
     entropy: bool = True,
     bias: torch.Tensor | None = None,
     chunk: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    collision: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
     """Log-prob of each target and exact entropy of softmax((hidden @ weight.T + bias) / temperature).
 
     Args:
@@ -115,6 +119,7 @@ def chosen_logprobs(
         bias: V values added to the logits before the temperature, or None.
         chunk: largest number of logits held at once; the chunked path is then used whatever the size. None: the plain
             form where all logits fit easily, else blocks of 2^21 logits (CPU) or 2^26 (GPU).
+        collision: True adds a third output, sum_v p_v^2, without gradient.
 
     Returns:
         (logprobs_N, entropy_N), in nats, float32 (float64 for float64 inputs); both differentiable in hidden, weight
@@ -127,10 +132,13 @@ def chosen_logprobs(
     device = hidden_ND.device.type
     few_logits = hidden_ND.shape[0] * weight_VD.shape[0] <= PLAIN_LOGITS.get(device, PLAIN_LOGITS["cpu"])
     if targets_N.numel() == 0 or (chunk is None and few_logits):
-        return plain_logprobs(hidden_ND, weight_VD, targets_N, temperature=temperature, entropy=entropy, bias=bias)
+        return plain_logprobs(hidden_ND, weight_VD, targets_N, temperature=temperature, entropy=entropy, bias=bias, collision=collision)
     budget = chunk or BLOCK_LOGITS.get(device, BLOCK_LOGITS["cpu"])
-    logprobs_N, entropy_N = ChunkedLogprobs.apply(hidden_ND, weight_VD, bias, targets_N, float(temperature), budget, entropy)
-    return logprobs_N, entropy_N if entropy else None
+    logprobs_N, entropy_N, collision_N = ChunkedLogprobs.apply(
+        hidden_ND, weight_VD, bias, targets_N, float(temperature), budget, entropy, collision
+    )
+    found = (logprobs_N, entropy_N if entropy else None)
+    return (*found, collision_N) if collision else found
 
 
 def _check_arguments(hidden_ND, weight_VD, targets_N, temperature, bias, chunk) -> None:
@@ -332,12 +340,19 @@ def sequence_logprobs(
 
 
 def state_logprobs(
-    model: nn.Module, states: ResponseStates, *, temperature: float, entropy: bool = True, chunk: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """:func:`sequence_logprobs` from states that are there already: (logprobs_BT, entropy_BT or None)."""
+    model: nn.Module,
+    states: ResponseStates,
+    *,
+    temperature: float,
+    entropy: bool = True,
+    chunk: int | None = None,
+    collision: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """:func:`sequence_logprobs` from states that are there already: (logprobs_BT, entropy_BT or None), and with ``collision``
+    sum_v p_v^2 as a third."""
     _check_head(model)
     weight_VD, bias = output_matrix(model)
-    logprobs_N, entropy_N = chosen_logprobs(
+    found = chosen_logprobs(
         states.hidden_ND.to(weight_VD.dtype),
         weight_VD,
         states.targets_N,
@@ -345,5 +360,6 @@ def state_logprobs(
         entropy=entropy,
         bias=bias,
         chunk=chunk,
+        collision=collision,
     )
-    return states.grid(logprobs_N), None if entropy_N is None else states.grid(entropy_N)
+    return tuple(None if values_N is None else states.grid(values_N) for values_N in found)

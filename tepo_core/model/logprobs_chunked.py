@@ -50,6 +50,11 @@ def _block_statistics(
     )
 
 
+def _block_squares(logits_nv: torch.Tensor, old_n: torch.Tensor, merged_n: torch.Tensor, squares_n: torch.Tensor) -> torch.Tensor:
+    """Merge a block into sum exp(2 (z - m)) when the maximum has moved from ``old_n`` (-inf before the first) to ``merged_n``."""
+    return squares_n * (2 * (old_n - merged_n)).exp() + (2 * (logits_nv - merged_n[:, None])).exp().sum(-1)
+
+
 def _block_gradient(
     logits_nv: torch.Tensor,
     lse_n: torch.Tensor,
@@ -92,28 +97,34 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """``apply(hidden_ND, weight_VD, bias_V | None, targets_N, temperature, budget, entropy)``: logprobs_N, entropy_N.
+    """``apply(hidden_ND, weight_VD, bias_V | None, targets_N, temperature, budget, entropy, collision)``: logprobs_N,
+    entropy_N, collision_N (sum of p^2).
 
-    Differentiable once, in hidden, weight and bias, for both outputs. ``entropy=False`` returns an empty second output.
+    Differentiable once, in hidden, weight and bias, for the first two. What is not asked for comes back empty.
     """
 
     @staticmethod
-    def forward(ctx, hidden_ND, weight_VD, bias_V, targets_N, temperature, budget, entropy):
+    def forward(ctx, hidden_ND, weight_VD, bias_V, targets_N, temperature, budget, entropy, collision=False):
         N, V = hidden_ND.shape[0], weight_VD.shape[0]
         wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
         rows, columns = block_shape(N, V, budget)
         statistics = _pointwise(_block_statistics, hidden_ND.device)
         maximum_N = hidden_ND.new_full((N,), -torch.inf, dtype=wide)
         total_N, weighted_N, chosen_N = (hidden_ND.new_zeros(N, dtype=wide) for _ in range(3))
+        squares_N = torch.zeros_like(total_N) if collision else total_N.new_empty(0)
+        squares = _pointwise(_block_squares, hidden_ND.device)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for v in range(0, V, columns):
                 weight_vD = weight_VD[v : v + columns]
                 for n in range(0, N, rows):
                     block = slice(n, min(n + rows, N))
                     logits_nv = _logits(hidden_ND[block], weight_vD, bias_V, v, temperature)
+                    before_n = maximum_N[block].clone()
                     maximum_N[block], total_N[block], weighted_N[block] = statistics(
                         logits_nv, maximum_N[block], total_N[block], weighted_N[block]
                     )
+                    if collision:
+                        squares_N[block] = squares(logits_nv, before_n, maximum_N[block], squares_N[block])
                     index_n, inside_n = _inside(targets_N[block], v, weight_vD.shape[0])
                     chosen_N[block] += torch.where(inside_n, logits_nv.gather(1, index_n)[:, 0], 0.0)
         log_total_N = total_N.log()
@@ -123,16 +134,18 @@ class ChunkedLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N)
         ctx.temperature, ctx.rows, ctx.columns = temperature, rows, columns
         ctx.set_materialize_grads(False)
-        return chosen_N - lse_N, entropy_N if entropy else entropy_N.new_empty(0)
+        collision_N = squares_N / total_N.square() if collision else squares_N
+        ctx.mark_non_differentiable(collision_N)
+        return chosen_N - lse_N, entropy_N if entropy else entropy_N.new_empty(0), collision_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_logprob_N, grad_entropy_N):
+    def backward(ctx, grad_logprob_N, grad_entropy_N, _collision):
         hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
         if grad_entropy_N is not None and grad_entropy_N.numel() == 0:
             grad_entropy_N = None
         if grad_logprob_N is None and grad_entropy_N is None:
-            return (None,) * 7
+            return (None,) * 8
         if grad_logprob_N is None:
             grad_logprob_N = torch.zeros_like(lse_N)
         rows_N = _rows_with_gradient(grad_logprob_N, grad_entropy_N)
@@ -159,7 +172,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             scattered_ND = grad_hidden_ND.new_zeros(full_shape)
             scattered_ND[rows_N] = grad_hidden_ND
             grad_hidden_ND = scattered_ND
-        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None, None
+        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None, None, None
 
 
 def _logits(hidden_nD, weight_vD, bias_V, v, temperature):

@@ -155,7 +155,7 @@ class Method:
         """Loss -J of a micro-batch, divided by the denominators of the whole mini-batch. Never waits for a device.
 
         A backward pass per micro-batch, gradients added (over ranks too), gives the gradient of the mini-batch. The
-        gradient of J is worked out here once and handed to the backward pass: that is where ``token.gradient_BT`` comes from.
+        gradient of J is worked out here once and handed to the backward pass: that is where ``token.signed_BT`` comes from.
         Second derivatives are refused by torch. Raises ``BatchError`` for a tensor that is missing; the other checks are
         :meth:`validate`'s."""
         check_present(self, batch)
@@ -166,7 +166,7 @@ class Method:
             objective, penalty, surrogate, kl_BT, charged_BT = self._objective(tokens, totals)
         loss = -objective.detach() if penalty is None else penalty.detach() - objective.detach()
         sampled = penalty is not None and self.settings.kl.gradient != "exact"
-        gradient_BT, kl_gradient = None, metrics.penalty_sums(loss, None, None) if sampled else {}
+        signed_BT, kl_gradient = None, metrics.penalty_sums(loss, None, None) if sampled else {}
         if leaves:
             inputs = [getattr(tokens, name) for name in leaves]
             gradients = [zero_padding(part, tokens.valid_BT) for part in gradients_of(-objective, inputs)]
@@ -177,14 +177,15 @@ class Method:
                     kl_gradient = metrics.penalty_sums(loss, of_kl[own], gradients[own])
                 gradients = [added(*pair) for pair in zip(gradients, of_kl, strict=True)]
             loss = with_gradient(loss, [getattr(batch, name) for name in leaves], gradients)
-            gradient_BT = token_gradient(dict(zip(leaves, gradients, strict=True)))
+            signed_BT = token_gradient(dict(zip(leaves, gradients, strict=True)))
         with torch.no_grad():
             clipped_BT = metrics.clipped_tokens(surrogate, tokens.valid_BT)
+            ratio_BT, credit_BT = surrogate.ratio_BT.expand_as(clipped_BT), logit_norms(tokens, signed_BT)
             return LossOutput(
                 loss=loss,
                 sums=metrics.token_sums(tokens, surrogate, clipped_BT, kl_BT, charged_BT) | kl_gradient,
                 extremes=metrics.extremes(surrogate.ratio_BT, tokens.valid_BT),
-                token=TokenOutput(surrogate.ratio_BT.expand_as(clipped_BT), clipped_BT, charged_BT, gradient_BT),
+                token=TokenOutput(ratio_BT, clipped_BT, charged_BT, signed_BT, credit_BT),
             )
 
     def _objective(
@@ -252,13 +253,21 @@ def with_gradient(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[T
 
 
 def token_gradient(gradients: Mapping[str, Tensor | None]) -> Tensor | None:
-    """|dJ/dlogprob| of every token, [B, T], so right for every ratio.
+    """dJ/dlogprob of every token, [B, T], so right for every ratio; ``gradients`` are those of the loss.
 
     What a multi-token head says about o_t+n counts for token t+n."""
     own_BT, heads_BTK = gradients.get("logprobs_BT"), gradients.get("mtp_logprobs_BTK")
     if own_BT is None or heads_BTK is None:
-        return None if own_BT is None else own_BT.abs()
+        return None if own_BT is None else -own_BT
     total_BT = own_BT.clone()
     for n in range(1, min(heads_BTK.shape[-1], own_BT.shape[-1] - 1) + 1):
         total_BT[:, n:] += heads_BTK[:, :-n, n - 1]
-    return total_BT.abs_()
+    return total_BT.neg_()
+
+
+def logit_norms(tokens: TokenBatch, signed_BT: Tensor | None) -> Tensor | None:
+    """|dJ/dz| of each token alone, [B, T], z the logits: |dJ/dlogprob| |e_a - p|, |e_a - p|^2 = 1 - 2 p_a + sum_v p_v^2."""
+    if signed_BT is None or tokens.collision_BT is None:
+        return None
+    square_BT = 1 - 2 * tokens.logprobs_BT.detach().exp() + tokens.collision_BT
+    return signed_BT.abs() * square_BT.clamp(min=0).sqrt()

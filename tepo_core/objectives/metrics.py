@@ -59,7 +59,7 @@ def token_sums(batch: TokenBatch, surrogate: Surrogate, clipped_BT: Tensor, kl_B
 
 def penalty_sums(like: Tensor, kl_gradient_BT: Tensor | None, gradient_BT: Tensor | None) -> Sums:
     """kl_gradient_sq: sums of squares of dpenalty/dlogprob and of the rest of dJ/dlogprob; :func:`merge` takes the root of
-    their ratio, |g_KL| / |g_objective|, which is what beta is chosen by. A gradient that is not there counts 0, a scalar like ``like``."""
+    their ratio, |g_KL| / |g_objective|, which is what beta is chosen by. What is not there counts 0, a scalar like ``like``."""
     own, other = (torch.zeros_like(like) if part is None else _dot(part, part) for part in (kl_gradient_BT, gradient_BT))
     return {"kl_gradient_sq": (own, other)}
 

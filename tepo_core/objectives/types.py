@@ -62,6 +62,7 @@ class TokenBatch:
     logprobs_BT: log pi_theta of the chosen tokens, at the sampling temperature. old_logprobs_BT: the same under the policy
     that sampled them. mask_BT: True on response tokens, end-of-sequence included. advantages_BT: one value a response
     repeated on its tokens, or one a token. entropy_BT / old_entropy_BT: full-vocabulary entropy of the two policies (nats).
+    collision_BT: sum_v p_v^2 of the current policy, for credit.
     ref_logprobs_BT: the reference policy. selected_BT: what ``Method.select`` returned for these rows.
     mtp_logprobs_BTK / old_mtp_logprobs_BTK: [..., n - 1] is log pi(o_t+n | o_<t) of the multi-token heads, n = 1..K-1.
     exact_kl_BT: KL over the vocabulary in the direction the method asks for. weights_BT: off-policy correction.
@@ -73,6 +74,7 @@ class TokenBatch:
     advantages_BT: Tensor
     entropy_BT: Tensor | None = None
     old_entropy_BT: Tensor | None = None
+    collision_BT: Tensor | None = None
     ref_logprobs_BT: Tensor | None = None
     selected_BT: Tensor | None = None
     mtp_logprobs_BTK: Tensor | None = None
@@ -122,13 +124,21 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """Detached per-token results, [B, T]. ratio_BT: as the method uses it. gradient_BT: |dJ/dlogprob|, the weight with which
-    each token's log-probability enters the gradient; None where nothing required gradient."""
+    """Detached per-token results, [B, T]. ratio_BT: as the method uses it. signed_BT: dJ/dlogprob, the weight with which each
+    token's log-probability enters the gradient, and gradient_BT its size; None where nothing required gradient. credit_BT: its
+    size in the logits, |dJ/dlogprob| |e_a - p|; None without ``collision_BT``. The entropy bonus, an exact KL and the place of
+    a head's own logits are not in them."""
 
     ratio_BT: Tensor
     clipped_01: Tensor
     charged_01: Tensor
-    gradient_BT: Tensor | None
+    signed_BT: Tensor | None
+    credit_BT: Tensor | None = None
+
+    @property
+    def gradient_BT(self) -> Tensor | None:
+        """|dJ/dlogprob|."""
+        return None if self.signed_BT is None else self.signed_BT.abs()
 
     @property
     def clipped_BT(self) -> Tensor:

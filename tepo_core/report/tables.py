@@ -275,7 +275,7 @@ def mechanism(book: Book) -> Table:
 
 
 def credit(book: Book) -> Table | None:
-    """Shares of gradient weight, entropy change, clipping and mask by kind of token; ``None`` where the truth is not known."""
+    """Shares of the gradient in the logits, entropy change, clipping and mask by kind of token; ``None`` where the truth is not known."""
     names = [
         f"{what}_{kind}"
         for kind in ("decisive", "digit", "copied", "format")
@@ -284,7 +284,8 @@ def credit(book: Book) -> Table | None:
     if not book.tables["runs"]["gradient_decisive"].notna().any():
         return None
     note = (
-        "Where gradient weight, entropy change, clipping and TEPO's mask fall. Decisive: digits whose planted fact "
+        "Where the gradient of the logits (over all responses that share a prefix, so that opposite ones cancel), entropy "
+        "change, clipping and TEPO's mask fall. Decisive: digits whose planted fact "
         "is wrong; digit: other computed "
         "digits; copied: operands and signs. Shares of entropy change can exceed 1 or be negative where kinds move "
         "against each other."

@@ -25,6 +25,7 @@ from tepo_core.objectives.types import NonFiniteError
 from tepo_core.seeding import torch_generator
 from tepo_core.tasks.problem import TOKEN_KINDS
 from tepo_core.training.experience import Experience, pad_grid
+from tepo_core.training.logit_credit import state_credit
 from tepo_core.training.optimizers import HALF, MasterOptimizer
 
 
@@ -69,13 +70,14 @@ class Learner:
         groups, silent = self._groups(experience, rows)
         self.optimizer.zero_grad()
         outputs, batches = [], []
-        for group, batch in zip(groups, self._micro_batches(experience, groups, seed_labels), strict=True):
+        credited = keep_tokens or experience.kinds is not None
+        for group, batch in zip(groups, self._micro_batches(experience, groups, seed_labels, credited), strict=True):
             output = self._loss(batch, totals, group, rows)
             output.loss.backward()
             outputs.append(output)
             batches.append(batch)
         for group in silent:  # before the step: metrics cover all tokens of the mini-batch, under the same policy
-            batches.append(self._forward(experience, group, gradient=False))
+            batches.append(self._forward(experience, group, gradient=False, collision=credited))
             outputs.append(self._loss(batches[-1], totals, group, rows))
         norm = torch.nn.utils.clip_grad_norm_([t for t in self.optimizer.tensors if t.grad is not None], self.grad_clip)
         sums, values = merge(outputs)
@@ -109,19 +111,22 @@ class Learner:
         lengths = [len(experience.rollouts.prompt_ids[row]) + experience.length(row) for row in rows]
         return [[rows[i] for i in part] for part in micro_batches(lengths, self.micro_batch_tokens)]
 
-    def _micro_batches(self, experience: Experience, groups: list[list[int]], seed_labels: tuple) -> Iterator[TokenBatch]:
+    def _micro_batches(
+        self, experience: Experience, groups: list[list[int]], seed_labels: tuple, collision: bool
+    ) -> Iterator[TokenBatch]:
         """The forward passes of the micro-batches, one at a time, with the tokens that the method selects.
 
         A choice is over the whole mini-batch, so it needs every micro-batch's log-probs first: one pass without gradient over
         each, or, of a single micro-batch, the pass that is there anyway."""
         if not self.method.needs_population:
-            yield from (self._forward(experience, group) for group in groups)
+            yield from (self._forward(experience, group, collision=collision) for group in groups)
             return
         single = len(groups) == 1
-        seen = [self._forward(experience, group, gradient=single) for group in groups]
+        seen = [self._forward(experience, group, gradient=single, collision=collision and single) for group in groups]
         chosen = self._select(seen, torch_generator(*seed_labels, "select"))
         for group, batch, selected_BT in zip(groups, seen, chosen, strict=True):
-            yield replace(batch if single else self._forward(experience, group), selected_BT=selected_BT)
+            full = batch if single else self._forward(experience, group, collision=collision)
+            yield replace(full, selected_BT=selected_BT)
 
     def _select(self, batches: list[TokenBatch], generator: torch.Generator) -> list[Tensor]:
         """The method's choice over all tokens of the mini-batch, one mask a micro-batch."""
@@ -137,12 +142,14 @@ class Learner:
             for batch, part in zip(batches, parts, strict=True)
         ]
 
-    def _forward(self, experience: Experience, rows: list[int], gradient: bool = True) -> TokenBatch:
+    def _forward(self, experience: Experience, rows: list[int], gradient: bool = True, collision: bool = False) -> TokenBatch:
         prompts = [experience.rollouts.prompt_ids[row] for row in rows]
         responses = [experience.rollouts.response_ids[row] for row in rows]
         with torch.set_grad_enabled(gradient):
             states = response_states(self.policy.model, prompts, responses, pad_id=self.policy.pad_id)
-            logprobs_BT, entropy_BT = state_logprobs(self.policy.model, states, temperature=self.temperature)
+            logprobs_BT, entropy_BT, *squares = state_logprobs(
+                self.policy.model, states, temperature=self.temperature, collision=collision
+            )
             ahead_BTK = self._ahead(states)
             exact_kl_BT = self._exact_kl(prompts, responses, states, gradient) if self.method.needs_exact_kl else None
         grid = {"dtype": logprobs_BT.dtype, "device": logprobs_BT.device}
@@ -159,6 +166,7 @@ class Learner:
             advantages_BT=advantages_B[:, None] * mask_BT,
             entropy_BT=entropy_BT if self.method.needs_entropy_grad else entropy_BT.detach(),
             old_entropy_BT=pad_grid([experience.old_entropies[row] for row in rows], **grid),
+            collision_BT=squares[0] if squares else None,
             exact_kl_BT=exact_kl_BT,
             mtp_logprobs_BTK=ahead_BTK,
             old_mtp_logprobs_BTK=self._old_ahead(experience, rows, ahead_BTK),
@@ -227,10 +235,9 @@ class Learner:
         return torch.log_softmax(response_logits(model, states) / self.temperature, dim=-1)
 
 
-def _gradient(output: LossOutput) -> Tensor:
-    """|dJ/dlogprob| of every token; 0 on rows that were only measured."""
-    gradient_BT = output.token.gradient_BT
-    return torch.zeros_like(output.token.ratio_BT) if gradient_BT is None else gradient_BT.abs()
+def _or_zeros(values_BT: Tensor | None, output: LossOutput) -> Tensor:
+    """A gradient by token; 0 on rows that were only measured."""
+    return torch.zeros_like(output.token.ratio_BT) if values_BT is None else values_BT
 
 
 def _kind_grid(experience: Experience, rows: list[int], mask_BT: Tensor) -> Tensor:
@@ -241,15 +248,17 @@ def _kind_grid(experience: Experience, rows: list[int], mask_BT: Tensor) -> Tens
 def _credit_sums(
     experience: Experience, groups: list[list[int]], batches: list[TokenBatch], outputs: list[LossOutput]
 ) -> dict[str, list[float]]:
-    """Where gradient, clipping, mask and entropy change fall, by kind of token (the tasks that know the truth)."""
+    """Where gradient, clipping, mask and entropy change fall, by kind of token (the tasks that know the truth).
+
+    The gradient is that of the logits of each state, summed over the responses that pass through it (:mod:`logit_credit`)."""
     names = ("gradient", "clip", "mask", "entropy_change", "tokens")
     columns = []
-    for rows, batch, output in zip(groups, batches, outputs, strict=True):
+    for rows, batch, output, credit_BT in zip(groups, batches, outputs, _state_grids(experience, groups, batches, outputs), strict=True):
         kinds_BT = _kind_grid(experience, rows, batch.mask_BT)
         token = output.token
         change_BT = (batch.entropy_BT.detach() - batch.old_entropy_BT) * batch.mask_BT
         fields_FBT = torch.stack([
-            _gradient(output) * batch.mask_BT, token.clipped_BT, token.mask_BT, change_BT, batch.mask_BT,
+            credit_BT * batch.mask_BT, token.clipped_BT, token.mask_BT, change_BT, batch.mask_BT,
         ])  # fmt: skip
         columns.append(torch.stack([(fields_FBT * (kinds_BT == k)).sum((1, 2)) for k in range(len(TOKEN_KINDS))], dim=1))
     table = torch.stack(columns).double().sum(0).tolist()  # fields x kinds
@@ -265,6 +274,24 @@ def _credit_sums(
     return sums
 
 
+def _state_grids(
+    experience: Experience, groups: list[list[int]], batches: list[TokenBatch], outputs: list[LossOutput]
+) -> list[Tensor]:
+    """The credit of every state shared by its tokens, [B, T] a micro-batch. Prefixes are shared over all micro-batches."""
+    rows = [row for group in groups for row in group]
+    columns: list[list[np.ndarray]] = [[], [], []]
+    for group, batch, output in zip(groups, batches, outputs, strict=True):
+        grids = (_or_zeros(output.token.signed_BT, output), batch.logprobs_BT.detach(), batch.collision_BT)
+        for column, grid in zip(columns, [grid.cpu().numpy() for grid in grids], strict=True):
+            column += [grid[i, : experience.length(row)] for i, row in enumerate(group)]
+    rollouts = experience.rollouts
+    shares = iter(state_credit([rollouts.prompt_ids[r] for r in rows], [rollouts.response_ids[r] for r in rows], *columns))
+    return [
+        pad_grid([next(shares) for _ in group], dtype=batch.logprobs_BT.dtype, device=batch.mask_BT.device)
+        for group, batch in zip(groups, batches, strict=True)
+    ]
+
+
 def _token_results(
     groups: list[list[int]], batches: list[TokenBatch], outputs: list[LossOutput]
 ) -> dict[int, dict[str, np.ndarray]]:
@@ -277,7 +304,7 @@ def _token_results(
             "ratio": token.ratio_BT,
             "mask": token.mask_BT,
             "clipped": token.clipped_BT,
-            "gradient": _gradient(output),
+            "gradient": _or_zeros(token.credit_BT, output),
         }
         arrays = {name: tensor.cpu().numpy() for name, tensor in columns.items()}
         lengths = batch.mask_BT.sum(-1).tolist()

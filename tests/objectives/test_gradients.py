@@ -129,7 +129,7 @@ def test_luspo_is_tepo_times_the_mean_length(clip):
     (slope_BT,) = torch.autograd.grad(-luspo, leaf_BT)
     for method, factor in ((tepo, scale), (summed, 1.0)):
         loss, gradients = minibatch_gradient(method, batch)
-        assert float(loss) * factor == pytest.approx(-float(luspo), rel=1e-12)
+        assert float(loss) * factor == pytest.approx(-luspo.item(), rel=1e-12)
         assert relative_error({"g": gradients["logprobs_BT"] * factor}, {"g": slope_BT}) < 1e-12
 
 

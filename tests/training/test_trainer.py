@@ -240,6 +240,19 @@ def test_records_agree_with_the_rollouts(base, tmp_path):
     assert shares.sum(axis=1).tolist() == pytest.approx([1.0] * len(shares))
 
 
+def test_credit_in_logits_does_not_depend_on_micro_batches_and_is_no_count_of_tokens(base, tmp_path):
+    """Prefixes are shared over micro-batches: cut into rows, the first update has the same sums of |dJ/dz|."""
+    sums = []
+    for name, tokens in (("whole", 8192), ("rows", 60)):
+        result = train(tiny_study(train={"rollouts": 1, "micro_batch_tokens": tokens}), "facts", "grpo", 0, base, tmp_path / name)
+        lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+        first = next(x["sums"] for x in lines if x["kind"] == "update" and x["sums"]["gradient@format"][1] > 0)
+        sums.append({k: v for k, v in first.items() if k.startswith(("gradient@", "tokens@"))})
+    assert all(sums[1][name] == pytest.approx(value, rel=1e-3, abs=1e-6) for name, value in sums[0].items())
+    shares = {kind: [sums[0][f"{what}@{kind}"] for what in ("gradient", "tokens")] for kind in ("digit", "format")}
+    assert all(abs(g[0] / g[1] - t[0] / t[1]) > 0.02 for g, t in shares.values())  # by |dJ/dlog pi| the two are about equal
+
+
 def test_mpo_with_multi_token_modules(tmp_path):
     """The modules are taught in the warm-up without moving the backbone, kept beside the policy, and trained by MPO."""
     from safetensors.torch import load_file

@@ -162,14 +162,14 @@ def mask(book: Book, task: str) -> Drawing | None:
 
 
 def credit(book: Book, task: str) -> Drawing | None:
-    """How much gradient weight, entropy change, clipping and KL falls on the decisive tokens, in "
+    """How much of the gradient in the logits, entropy change, clipping and KL falls on the decisive tokens, in "
     "multiples of their share."""
     methods = [m for m in book.trained(task) if len(book.seeds(task, m, "gradient_decisive"))]
     if not methods:
         return None
     figure, axes = panels(1, 4, height=0.9 + 0.34 * len(methods))
     means = {}
-    names = {"gradient": "gradient weight", "entropy": "entropy change", "clip": "clipped tokens", "mask": "tokens that pay KL"}
+    names = {"gradient": "gradient in the logits", "entropy": "entropy change", "clip": "clipped tokens", "mask": "tokens that pay KL"}
     for i, (axis, (name, title)) in enumerate(zip(axes, names.items(), strict=True)):
         means[name] = draw_rows(axis, book, task, methods, f"{name}_focus", labels=i == 0)
         zero_line(axis, 1.0)
@@ -183,8 +183,9 @@ def credit(book: Book, task: str) -> Drawing | None:
         "Credit: how much falls on the decisive tokens",
         "Decisive tokens are the digits whose planted fact is wrong. At 1 (line) a method treats them "
         "like any other token; at 5 "
-        "they get five times their part. Entropy change: absolute, update by update. Every seed is a hollow point.",
-        f"Decisive tokens are {100 * tokens:.1f} % of all. In multiples of that share, gradient weight: "
+        "they get five times their part. Gradient: of the logits of each state, over all responses that pass through it, so that right "
+        "and wrong ones cancel where they agree. Entropy change: absolute, update by update. Every seed is a hollow point.",
+        f"Decisive tokens are {100 * tokens:.1f} % of all. In multiples of that share, gradient in the logits: "
         f"{ranked(means['gradient'], 2)}; "
         f"entropy change: {ranked(means['entropy'], 1)}; clipped tokens: {ranked(means['clip'], 1)}.",
     )
@@ -229,7 +230,7 @@ def surprise(book: Book, task: str) -> Drawing | None:
 
 
 def facts(book: Book, task: str) -> Drawing | None:
-    """Planted wrong facts corrected along training, and gradient weight on decisive tokens against the "
+    """Planted wrong facts corrected along training, and gradient in the logits on decisive tokens against the "
     "time to half of them."""
     methods = [m for m in book.overlaid(task) if len(book.curve(task, m, "validation", "fact_correct")[0])]
     if not methods:
@@ -250,7 +251,7 @@ def facts(book: Book, task: str) -> Drawing | None:
         )
     axes[1].set(
         title="does credit predict correction?",
-        xlabel="share of gradient weight on decisive tokens",
+        xlabel="share of the logits' gradient on decisive tokens",
         ylabel="facts corrected at the end",
     )
     note = ""
