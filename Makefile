@@ -14,7 +14,7 @@ export TEPO_PYTHON := $(BIN)/python
 .PHONY: help venv repro test test-slow test-peers test-vllm test-browser lint lab lock clean
 help:
 	@echo "make repro [PROFILE=smoke|quick|full]   run the study; prints where the report is, and the headline"
-	@echo "make test                               the default test suite (at most 6 minutes on two cores)"
+	@echo "make test                               the default test suite (at most 5 minutes on two quiet cores)"
 	@echo "make test-slow | test-peers | test-vllm | test-browser   what the default suite leaves out"
 	@echo "make lab                                JupyterLab on the notebooks"
 	@echo "make lint                               ruff"
@@ -41,7 +41,7 @@ repro: $(STAMP)
 	@$(TEPO) repro $(if $(PROFILE),--profile "$(PROFILE)")
 
 test: $(STAMP)
-	@"$(BIN)/python" -m pytest
+	@"$(BIN)/python" -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(STAMP)
 	@"$(BIN)/python" -m pytest -m slow
@@ -57,6 +57,7 @@ test-browser: $(STAMP)
 
 lint: $(STAMP)
 	@"$(BIN)/python" -m ruff check .
+	@"$(BIN)/python" -m ruff format --check .
 
 lab: $(STAMP)
 	@"$(BIN)/python" -m jupyter lab notebooks/00_overview.ipynb

@@ -37,9 +37,13 @@ def study_of(runs: int, updates: int):
         "prompts_per_rollout": 32,
     }
     return make_study(
-        methods=methods, variants={m: {"preset": "tepo"} for m in methods}, seeds=list(range(SEEDS)), train=train,
-        data={"test_size": 256, "long_size": 256}, analyse={"bootstrap": 2000},
-    )  # fmt: skip
+        methods=methods,
+        variants={m: {"preset": "tepo"} for m in methods},
+        seeds=list(range(SEEDS)),
+        train=train,
+        data={"test_size": 256, "long_size": 256},
+        analyse={"bootstrap": 2000},
+    )
 
 
 def make(root: Path, runs: int, updates: int) -> None:

@@ -5,7 +5,8 @@
 
 Both sides do forward and backward down to the log-probs. verl's side computes its three metrics and, as it always does,
 brings them to the host; ours computes every sum, the extremes and the per-token results (the gradient of each token
-included), and stays on the device. The two alternate, so that whatever else the machine does falls on both; the ratio is that of the medians, with its quartiles.
+included), and stays on the device. The two alternate, so that
+whatever else the machine does falls on both; the ratio is that of the medians, with its quartiles.
 On CUDA, a pass under the profiler's synchronisation check proves that our loss never waits for the device.
 """
 

@@ -46,7 +46,9 @@ def run(folder: Path, *command: str) -> tuple[float, str]:
     binaries = Path(sys.executable).parent
     environment = os.environ | {"TEPO_PYTHON": sys.executable, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
     start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=environment, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     seconds = time.perf_counter() - start
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}")

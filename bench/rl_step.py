@@ -38,10 +38,19 @@ def study(case: str):
     minibatches, epochs = UPDATES[case]
     values |= {"profile": f"bench-{case}", "tasks": ["facts"], "methods": ["grpo"], "seeds": [0]}
     values["train"] |= {
-        "rollouts": 10**6, "prompts_per_rollout": PROMPTS, "group_size": GROUP, "minibatches": minibatches, "epochs": epochs,
-        "lr": LEARNING_RATE, "lr_warmup_rollouts": 0, "validate_every": 0, "record_every": 0, "checkpoint_every": 0,
-        "max_new_tokens": LENGTH[case], "micro_batch_tokens": 32768,
-    }  # fmt: skip
+        "rollouts": 10**6,
+        "prompts_per_rollout": PROMPTS,
+        "group_size": GROUP,
+        "minibatches": minibatches,
+        "epochs": epochs,
+        "lr": LEARNING_RATE,
+        "lr_warmup_rollouts": 0,
+        "validate_every": 0,
+        "record_every": 0,
+        "checkpoint_every": 0,
+        "max_new_tokens": LENGTH[case],
+        "micro_batch_tokens": 32768,
+    }
     if case == "forced":
         values["policy"]["tiny"]["layers"] = 4
         values["warmup"]["steps"] = 0
@@ -112,7 +121,7 @@ def trl(options: argparse.Namespace) -> None:
     policy = root / "runs" / "warmup" / "facts-s0" / "policy"
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    lines = (root / "data" / "prepared" / "facts-s0" / "train.jsonl").read_text().splitlines()
+    lines = (root / "data" / "prepared" / "facts-s0" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     problems = [json.loads(line) for line in lines]
     seen = {"tokens": 0}
 

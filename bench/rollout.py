@@ -44,9 +44,15 @@ def worker(options: argparse.Namespace) -> None:
 
         def sample() -> int:
             output = policy.model.generate(
-                input_ids=ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=LENGTH,
-                eos_token_id=policy.eos_ids, pad_token_id=policy.pad_id,
-            )[:, width:]  # fmt: skip
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                max_new_tokens=LENGTH,
+                eos_token_id=policy.eos_ids,
+                pad_token_id=policy.pad_id,
+            )[:, width:]
             ended = (output == policy.tokenizer.eos_token_id).long()
             return int((ended.cumsum(1) - ended == 0).sum())
     else:

@@ -30,9 +30,16 @@ def worker(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=options.vocabulary, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, intermediate_size=384, max_position_embeddings=1024, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=options.vocabulary,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
     model = Qwen3ForCausalLM(config).eval()
     engine = TransformersEngine(model, pad_id=0, eos_ids=[])
     prompts = [[1 + (i + j) % 30 for j in range(8)] for i in range(options.completions // 8)]

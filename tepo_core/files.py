@@ -38,7 +38,9 @@ def local_path(text: str | Path, root: Path) -> Path:
     it is read."""
     path = str(text)
     if path.startswith("~"):
-        with contextlib.suppress(RuntimeError):  # no such user: the name stays, and whoever opens it says that it does not exist
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no such user: the name stays, and whoever opens it says that it does not exist
             path = str(Path(path).expanduser())
     return Path(root).absolute() / path
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 # Before torch is imported: two cores are often shared with other work, and more threads than cores make every test slower.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-os.environ.setdefault("MKL_NUM_THREADS", "2")
+# 'make test' runs a process a core, each with one thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -26,5 +27,5 @@ def _fixed_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     if "torch" in sys.modules:  # a test that needs no torch shall not pay for its import
         import torch
 
-        torch.set_num_threads(min(2, torch.get_num_threads()))
+        torch.set_num_threads(min(int(os.environ["MKL_NUM_THREADS"]), torch.get_num_threads()))
         torch.manual_seed(0)

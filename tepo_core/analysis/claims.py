@@ -117,9 +117,12 @@ class Verdict:
     def as_dict(self) -> dict:
         """Plain mapping, for JSON."""
         return {
-            **self.claim.model_dump(), "verdict": self.verdict, "reason": self.reason, "untested": list(self.untested),
+            **self.claim.model_dump(),
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "untested": list(self.untested),
             "comparisons": [asdict(c) for c in self.comparisons],
-        }  # fmt: skip
+        }
 
 
 def judge_interval(interval: Interval, margin: float, direction: str) -> str:
@@ -192,9 +195,19 @@ def _compare(
     elif seeds < 2:
         verdict, reason = NOT_TESTED, "one seed gives no interval"
     return Comparison(
-        task, method, baseline, verdict, interval.estimate, interval.low, interval.high, seeds,
-        _problems(runs, task, method), improvement, needed, reason,
-    )  # fmt: skip
+        task,
+        method,
+        baseline,
+        verdict,
+        interval.estimate,
+        interval.low,
+        interval.high,
+        seeds,
+        _problems(runs, task, method),
+        improvement,
+        needed,
+        reason,
+    )
 
 
 def _problems(runs: RunSet, task: str, method: str) -> int | None:

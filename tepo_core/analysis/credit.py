@@ -100,9 +100,16 @@ def _within_runs(facts: pd.DataFrame, task: str, confidence: float) -> list[dict
 
 def _row(task: str, level: str, predictor: str, outcome: str, interval: Interval) -> dict:
     return {
-        "task": task, "level": level, "predictor": predictor, "outcome": outcome, "correlation": interval.estimate,
-        "low": interval.low, "high": interval.high, "n": interval.n, "reason": interval.reason,
-    }  # fmt: skip
+        "task": task,
+        "level": level,
+        "predictor": predictor,
+        "outcome": outcome,
+        "correlation": interval.estimate,
+        "low": interval.low,
+        "high": interval.high,
+        "n": interval.n,
+        "reason": interval.reason,
+    }
 
 
 def fact_table(runs: RunSet, task: str) -> pd.DataFrame:

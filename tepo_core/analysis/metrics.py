@@ -20,7 +20,12 @@ class Metric:
 
 
 TOKEN_KIND_METRICS = (
-    ("gradient", "gradient on {}", "share of |dJ/dlogits| on {} tokens, summed with its sign over responses that share a prefix", True),
+    (
+        "gradient",
+        "gradient on {}",
+        "share of |dJ/dlogits| on {} tokens, summed with its sign over responses that share a prefix",
+        True,
+    ),
     ("tokens", "tokens: {}", "share of tokens that are {}", True),
     ("entropy", "entropy change on {}", "share of the absolute entropy change, update by update, on {} tokens", True),
     ("clip", "clipping on {}", "share of clipped tokens that are {}", True),

@@ -146,14 +146,26 @@ def _write(
     write_plots(out / "plots", book)
     write_json(
         out / "analysis.json",
-        plain({
-            "profile": study.profile, "evidence": is_evidence(study), "tasks": runs.tasks, "methods": runs.methods,
-            "seeds": runs.seeds, "presets": book.presets, "reference": book.reference, "imported": runs.imported,
-            "findings": [asdict(f) for f in runs.findings], "figures": figures, "answer": answer(book),
-            "sentences": sentences(book),
-            "credit": credit_sentences(book), "objectives": objectives_of(runs), "versions": versions_of(runs),
-        }),
-    )  # fmt: skip
+        plain(
+            {
+                "profile": study.profile,
+                "evidence": is_evidence(study),
+                "tasks": runs.tasks,
+                "methods": runs.methods,
+                "seeds": runs.seeds,
+                "presets": book.presets,
+                "reference": book.reference,
+                "imported": runs.imported,
+                "findings": [asdict(f) for f in runs.findings],
+                "figures": figures,
+                "answer": answer(book),
+                "sentences": sentences(book),
+                "credit": credit_sentences(book),
+                "objectives": objectives_of(runs),
+                "versions": versions_of(runs),
+            }
+        ),
+    )
 
 
 def objectives_of(runs: RunSet) -> dict[str, dict | None]:

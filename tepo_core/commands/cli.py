@@ -35,8 +35,13 @@ class LazyGroup(typer.core.TyperGroup):
         return super().get_command(ctx, cmd_name)
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="The TEPO study: parameters, pipeline, and what is going on.")  # fmt: skip
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The TEPO study: parameters, pipeline, and what is going on.",
+)
 profile_app = typer.Typer(no_args_is_help=True, help="Parameters for a purpose: list, show, use.")
 app.add_typer(profile_app, name="profile")
 
@@ -120,9 +125,7 @@ def plan(
     free = free_bytes(root)
     print(f"Disk: about {size / 1e6:.0f} MB with DVC's copy; {free / 1e9:.1f} GB free.")
     if size > free:
-        raise ConfigError(
-            f"the disk has {free / 1e6:.0f} MB free, about {size / 1e6:.0f} MB are needed; free some first"
-        )
+        raise ConfigError(f"the disk has {free / 1e6:.0f} MB free, about {size / 1e6:.0f} MB are needed; free some first")
 
 
 def _why(root: Path, study: Study, asked: str) -> None:
@@ -226,9 +229,7 @@ def keep(name: Annotated[str, typer.Argument(help="Folder below records/, for ex
     root = find_root()
     out = record.keep(root, name)
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
-    print(
-        f"Kept in {out.relative_to(root)} ({size / 2**20:.1f} MiB); 'tepo readme' renews the README's results from it."
-    )
+    print(f"Kept in {out.relative_to(root)} ({size / 2**20:.1f} MiB); 'tepo readme' renews the README's results from it.")
 
 
 @app.command()

@@ -36,8 +36,20 @@ class Finding:
 def examine(root: Path) -> list[Finding]:
     """All checks. A check that itself fails is reported as bad, never raised."""
     checks: list[Callable[[Path], Finding]] = [
-        python, packages, kernel, parameters, cores, memory, disk, gpu, vllm, dvc_lock, runs_in_progress, orphaned, leftovers,
-    ]  # fmt: skip
+        python,
+        packages,
+        kernel,
+        parameters,
+        cores,
+        memory,
+        disk,
+        gpu,
+        vllm,
+        dvc_lock,
+        runs_in_progress,
+        orphaned,
+        leftovers,
+    ]
     findings = []
     for check in checks:
         try:
@@ -119,9 +131,7 @@ def cores(root: Path) -> Finding:
         return Finding("cores", NOTE, f"{usable} usable, but OMP_NUM_THREADS = {limit}", fix)
     load = os.getloadavg()[0]
     if load > usable:
-        return Finding(
-            "cores", NOTE, f"{usable} usable, and busy (load {load:.1f})", "stop other work: times will be longer"
-        )
+        return Finding("cores", NOTE, f"{usable} usable, and busy (load {load:.1f})", "stop other work: times will be longer")
     return Finding("cores", OK, f"{usable} usable")
 
 
@@ -182,11 +192,11 @@ def vllm(root: Path) -> Finding:
 def dvc_lock(root: Path) -> Finding:
     """Whether another DVC command holds the repository."""
     if not (root / ".dvc").is_dir():
-        return Finding(
-            "DVC", BAD, "no .dvc folder", "clone the repository with git; a bare copy of files is not enough"
-        )
+        return Finding("DVC", BAD, "no .dvc folder", "clone the repository with git; a bare copy of files is not enough")
     if not has_git(root):
-        return Finding("DVC", BAD, "no git repository here, and DVC needs one (a ZIP download has none)", f"cd {root} && git init")
+        return Finding(
+            "DVC", BAD, "no git repository here, and DVC needs one (a ZIP download has none)", f"cd {root} && git init"
+        )
     path = root / ".dvc" / "tmp" / "lock"
     if path.is_file():
         from zc.lockfile import LockError, LockFile  # the one that DVC uses
@@ -201,9 +211,7 @@ def dvc_lock(root: Path) -> Finding:
 def runs_in_progress(root: Path) -> Finding:
     held = held_locks(root)
     if held:
-        return Finding(
-            "runs", NOTE, ", ".join(f"{name} (process {pid})" for name, pid in held.items()), "wait, or kill them"
-        )
+        return Finding("runs", NOTE, ", ".join(f"{name} (process {pid})" for name, pid in held.items()), "wait, or kill them")
     return Finding("runs", OK, "none in progress")
 
 

@@ -167,7 +167,9 @@ class SplitSampler:
         room = [limit if self.context is None else min(limit, self.context - len(prompt)) for prompt in prompts]
         modes = ([(True, 1)] if plan.greedy else []) + ([(False, plan.samples)] if plan.samples else [])
         asked = sorted((i for i in range(len(prompts)) if room[i] >= 1), key=lambda i: (-room[i], i))
-        ordered = [row for i in range(len(prompts)) if room[i] < 1 for greedy, n in modes for row in self._not_asked(i, greedy, n)]
+        ordered = [
+            row for i in range(len(prompts)) if room[i] < 1 for greedy, n in modes for row in self._not_asked(i, greedy, n)
+        ]
         total, done = len(asked) * sum(n for _, n in modes), 0
         for greedy, n in modes:
             for size, same_room in groupby(asked, key=lambda i: room[i]):
@@ -212,9 +214,14 @@ class SplitSampler:
     def _not_asked(self, order: int, greedy: bool, n: int) -> list[tuple[int, dict]]:
         """Rows of a problem whose prompt leaves no room for an answer."""
         row = {
-            "outcome": Outcome.ERROR.value, "extracted": None, "token_ids": [], "text": self.decode([]), "logprob_sum": 0.0,
-            "entropy_mean": None, "finish": "prompt_too_long",
-        }  # fmt: skip
+            "outcome": Outcome.ERROR.value,
+            "extracted": None,
+            "token_ids": [],
+            "text": self.decode([]),
+            "logprob_sum": 0.0,
+            "entropy_mean": None,
+            "finish": "prompt_too_long",
+        }
         return [(order, self._complete(order, {"sample": s, **row})) for s in ([GREEDY] if greedy else range(n))]
 
     def _complete(self, order: int, row: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import re
 
 # One pass over the text: an opened box (also with its backslash doubled by careless escaping), an escaped character (so that
 # \{ and \} are not groups), or a brace.
-_TOKENS = re.compile(r"(?P<box>\\+(?:boxed|fbox)\s*\{)|(?P<bare>\\+boxed\s*(?=[-+\\\d]))|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_TOKENS = re.compile(
+    r"(?P<box>\\+(?:boxed|fbox)\s*\{)|(?P<bare>\\+boxed\s*(?=[-+\\\d]))|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL
+)
 
 
 def boxes(text: str) -> list[tuple[int, int, int, int]]:

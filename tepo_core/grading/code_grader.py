@@ -20,7 +20,8 @@ from tepo_core.grading.types import Grade, GradingError, Outcome, check_batch
 from tepo_core.machine import usable_cores
 
 _FUTURE = re.compile(
-    SKIPPED + r"|^(?P<future>from[ \t]+__future__[ \t]+import[ \t]*(?:\([^)]*\)|(?:[^\n;#\\]|\\\n)*))[ \t]*;?[ \t]*", re.MULTILINE
+    SKIPPED + r"|^(?P<future>from[ \t]+__future__[ \t]+import[ \t]*(?:\([^)]*\)|(?:[^\n;#\\]|\\\n)*))[ \t]*;?[ \t]*",
+    re.MULTILINE,
 )
 # A limit other than time is no verdict of the tests: the sandbox stopped the program.
 _OUTCOMES = {"passed": Outcome.CORRECT, "failed": Outcome.WRONG, "timeout": Outcome.TIMEOUT}

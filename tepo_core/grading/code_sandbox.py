@@ -81,7 +81,11 @@ class Result:
 
 
 def run_program(
-    program: str, limits: Limits = Limits(), *, isolation: str = "kernel", runner: Sequence[str] = ()  # noqa: B008
+    program: str,
+    limits: Limits = Limits(),
+    *,
+    isolation: str = "kernel",
+    runner: Sequence[str] = (),  # noqa: B008
 ) -> Result:
     """Run Python source to its end in a fresh process and folder; both are gone when this returns.
 
@@ -92,18 +96,26 @@ def run_program(
         raise SandboxError(f"isolation = {isolation!r} is unknown; allowed: kernel, python")
     token = secrets.token_hex(16)
     rlimits = {
-        "CPU": max(1, round(limits.timeout)), "AS": limits.memory, "FSIZE": limits.file_size, "NOFILE": limits.open_files,
-        "NPROC": limits.processes, "CORE": 0,
-    }  # fmt: skip
+        "CPU": max(1, round(limits.timeout)),
+        "AS": limits.memory,
+        "FSIZE": limits.file_size,
+        "NOFILE": limits.open_files,
+        "NPROC": limits.processes,
+        "CORE": 0,
+    }
     request = json.dumps({"program": program, "token": token, "limits": rlimits, "isolation": isolation}).encode()
     folder = tempfile.mkdtemp(prefix="tepo-sandbox-")
     command = list(runner) or [sys.executable]
     try:
         child = subprocess.Popen(
             [*command, "-I", "-S", "-B", "-c", JAIL.read_text(encoding="utf-8")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            start_new_session=True,
             env={"PATH": os.environ.get("PATH", "")} if runner else {"LC_ALL": "C.UTF-8"},
-        )  # fmt: skip
+        )
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise SandboxError(f"cannot start {command[0]!r}: {error.strerror}; check the runner or the interpreter") from None

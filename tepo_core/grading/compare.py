@@ -144,8 +144,10 @@ def _reduced_reason(g: str, a: str, verdict: bool | None, rules: tuple[str, ...]
     g, a = decimal_comma(g, a), decimal_comma(a, g)
     if _PERCENT.fullmatch(g) or _PERCENT.fullmatch(a):
         return _percentage(g, a), "percentages"
-    for verdict, why in ((constant_verdict(g, a), "numbers compared by value"),
-                         (_bracketed(layout_free(g), layout_free(a)), "elements compared by value")):  # fmt: skip
+    for verdict, why in (
+        (constant_verdict(g, a), "numbers compared by value"),
+        (_bracketed(layout_free(g), layout_free(a)), "elements compared by value"),
+    ):
         if verdict is not None:
             return verdict, why
     return None, ""

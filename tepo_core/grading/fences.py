@@ -12,7 +12,9 @@ from typing import NamedTuple
 _OPENING = re.compile(
     r"^(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<mark>`{3,}|~{3,})(?P<info>[^`\n]*)(?:\n|\Z)", re.MULTILINE
 )
-SKIPPED = r"""\#[^\n]*|(?P<quote>\"{3}|'{3})|"(?:\\.|[^"\\\n]|\\$)*"?|'(?:\\.|[^'\\\n]|\\$)*'?"""  # comments and strings of Python
+SKIPPED = (
+    r"""\#[^\n]*|(?P<quote>\"{3}|'{3})|"(?:\\.|[^"\\\n]|\\$)*"?|'(?:\\.|[^'\\\n]|\\$)*'?"""  # comments and strings of Python
+)
 _TOKEN = re.compile(SKIPPED + r"|(?P<mark>`{3,}|^[ \t]*~{3,}(?=[ \t]*$))", re.MULTILINE)
 _NAMES = "(?:python|py|python3|py3|pycon|text|txt|plaintext|bash|sh|shell|console|output|json|markdown|md)"
 _LANGUAGE = re.compile(rf"{_NAMES}(?![^\s{{:])|[ \t]+{_NAMES}[ \t]*$", re.IGNORECASE | re.MULTILINE)

@@ -375,8 +375,10 @@ def interval(text: str) -> str:
     if not (reversed_or_named or any(p[1] == "]" or p[4] == "[" for p in pieces)):
         return text
     opening, closing = {"]": "("}, {"[": ")"}
-    ends = [[_INFINITY.sub(r"\1\\infty", end.strip()) if _INFINITY.fullmatch(end.strip()) else end.strip()
-             for end in (p[2], p[3])] for p in pieces]  # fmt: skip
+    ends = [
+        [_INFINITY.sub(r"\1\\infty", end.strip()) if _INFINITY.fullmatch(end.strip()) else end.strip() for end in (p[2], p[3])]
+        for p in pieces
+    ]
     written = [opening.get(p[1], p[1]) + a + "," + b + closing.get(p[4], p[4]) for p, (a, b) in zip(pieces, ends, strict=True)]
     return r"\cup".join(written)
 

@@ -166,10 +166,29 @@ class AuditHook:
     """Refuses, from inside the interpreter, what the kernel would have refused."""
 
     REFUSED = (
-        "socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "os.chmod",
-        "os.chown", "os.lchown", "os.utime", "os.setxattr", "os.removexattr", "os.putenv", "ctypes.", "pty.",
-        "signal.pthread_kill", "os.lchmod", "mmap.", "syslog.", "resource.setrlimit",
-    )  # fmt: skip
+        "socket.",
+        "subprocess.",
+        "os.system",
+        "os.exec",
+        "os.fork",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.kill",
+        "os.chmod",
+        "os.chown",
+        "os.lchown",
+        "os.utime",
+        "os.setxattr",
+        "os.removexattr",
+        "os.putenv",
+        "ctypes.",
+        "pty.",
+        "signal.pthread_kill",
+        "os.lchmod",
+        "mmap.",
+        "syslog.",
+        "resource.setrlimit",
+    )
     CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "shutil.")
 
     def __init__(self, folder, files_are_safe):

@@ -32,9 +32,7 @@ class MathGrader:
     Raises :class:`GradingError` for a value out of range. Use as a context manager, or call :meth:`close`.
     """
 
-    def __init__(
-        self, *, require_boxed: bool = True, timeout: float = 5.0, workers: int = 0, fast_paths: bool = True
-    ) -> None:
+    def __init__(self, *, require_boxed: bool = True, timeout: float = 5.0, workers: int = 0, fast_paths: bool = True) -> None:
         if not timeout > 0:
             raise GradingError(f"timeout = {timeout}: must be a positive number of seconds")
         if workers < 0:

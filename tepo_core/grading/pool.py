@@ -166,9 +166,13 @@ class Pool:
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         self._zygote = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", str(ZYGOTE), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
         theirs.close()
         self._control, self._owner = ours, os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._zygote, ours, self._owner)

@@ -62,14 +62,6 @@ class Grader(Protocol):
         """End worker processes, if there are any."""
 
 
-
-
-
-
-
-
-
-
 def check_batch(golds: Sequence[str], responses: Sequence[str], truncated: Sequence[bool]) -> None:
     """Raise :class:`GradingError` unless the three have one length and every gold is a non-empty string."""
     if not len(golds) == len(responses) == len(truncated):
@@ -79,13 +71,7 @@ def check_batch(golds: Sequence[str], responses: Sequence[str], truncated: Seque
         )
     for index, gold in enumerate(golds):
         if not isinstance(gold, str) or not gold.strip():
-            raise GradingError(
-                f"golds[{index}] = {gold!r}: a gold answer must be a non-empty string; mend the problem file"
-            )
+            raise GradingError(f"golds[{index}] = {gold!r}: a gold answer must be a non-empty string; mend the problem file")
     for index, response in enumerate(responses):
         if not isinstance(response, str):
             raise GradingError(f"responses[{index}] is a {type(response).__name__}, not a string; decode it first")
-
-
-
-

@@ -34,15 +34,20 @@ def policy_loss(method: Method) -> Any:
 
     def loss(
         old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, rollout_is_weights=None
-    ):  # fmt: skip
+    ):
         counts, (entropy_BT, old_entropy_BT) = config.global_batch_info, _entropies.get()
         _check(method, loss_agg_mode, counts, entropy_BT, old_entropy_BT)
         tokens, responses = float(counts["batch_num_tokens"]), float(counts["global_batch_size"])
         totals = MiniBatchTotals(tokens, responses, float(counts.get("loss_scale_factor") or response_mask.shape[-1]))
         batch = TokenBatch(
-            log_prob, old_log_prob, response_mask.bool(), advantages, entropy_BT=entropy_BT, old_entropy_BT=old_entropy_BT,
+            log_prob,
+            old_log_prob,
+            response_mask.bool(),
+            advantages,
+            entropy_BT=entropy_BT,
+            old_entropy_BT=old_entropy_BT,
             weights_BT=rollout_is_weights,
-        )  # fmt: skip
+        )
         output = method.loss(batch, totals)
         sums, _ = merge([output])
         metrics = {f"actor/objective/{name}": top / bottom for name, (top, bottom) in sums.items() if bottom}

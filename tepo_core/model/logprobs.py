@@ -132,7 +132,9 @@ def chosen_logprobs(
     device = hidden_ND.device.type
     few_logits = hidden_ND.shape[0] * weight_VD.shape[0] <= PLAIN_LOGITS.get(device, PLAIN_LOGITS["cpu"])
     if targets_N.numel() == 0 or (chunk is None and few_logits):
-        return plain_logprobs(hidden_ND, weight_VD, targets_N, temperature=temperature, entropy=entropy, bias=bias, collision=collision)
+        return plain_logprobs(
+            hidden_ND, weight_VD, targets_N, temperature=temperature, entropy=entropy, bias=bias, collision=collision
+        )
     budget = chunk or BLOCK_LOGITS.get(device, BLOCK_LOGITS["cpu"])
     logprobs_N, entropy_N, collision_N = ChunkedLogprobs.apply(
         hidden_ND, weight_VD, bias, targets_N, float(temperature), budget, entropy, collision
@@ -242,7 +244,12 @@ def _check_head(model: nn.Module) -> None:
 
 
 def response_states(
-    model: nn.Module, prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], *, pad_id: int, pack: bool = True
+    model: nn.Module,
+    prompt_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    pack: bool = True,
 ) -> ResponseStates:
     """Run the base model on prompt + response sequences and pick the states that predict response tokens.
 

@@ -50,7 +50,9 @@ def _block_statistics(
     )
 
 
-def _block_squares(logits_nv: torch.Tensor, old_n: torch.Tensor, merged_n: torch.Tensor, squares_n: torch.Tensor) -> torch.Tensor:
+def _block_squares(
+    logits_nv: torch.Tensor, old_n: torch.Tensor, merged_n: torch.Tensor, squares_n: torch.Tensor
+) -> torch.Tensor:
     """Merge a block into sum exp(2 (z - m)) when the maximum has moved from ``old_n`` (-inf before the first) to ``merged_n``."""
     return squares_n * (2 * (old_n - merged_n)).exp() + (2 * (logits_nv - merged_n[:, None])).exp().sum(-1)
 

@@ -115,7 +115,9 @@ class Block(Strict):
                 "ends = fold with kind = disjoint: no block begins before the response; allowed: renormalise, truncate, wrap"
             )
         if self.ends == "renormalise" and self.form == "product":
-            raise ValueError("ends = renormalise with form = product: a product has no weights to normalise; use ends: truncate")
+            raise ValueError(
+                "ends = renormalise with form = product: a product has no weights to normalise; use ends: truncate"
+            )
         return self
 
     @model_validator(mode="after")

@@ -57,16 +57,6 @@ def resolve(name: str, variants: Mapping[str, Mapping[str, Any]] | None = None) 
     return Method(name, preset, _settings(preset, variant, where))
 
 
-
-
-
-
-
-
-
-
-
-
 def _settings(preset: Preset, overrides: Mapping[str, Any], where: str) -> Common:
     """Validated options: class defaults, preset defaults, overrides; kl and block merge key by key."""
     used = preset.options.model_fields

@@ -56,9 +56,7 @@ def overview(root: Path) -> Any:
         there = sum(
             (root / run.folder / "index.html").is_file() if stage == "report" else is_done(root / run.folder) for run in mine
         )
-        rows.append(
-            {"profile": study.profile, "stage": stage, "runs": len(mine), "finished": there, "writes": _place(mine[0])}
-        )
+        rows.append({"profile": study.profile, "stage": stage, "runs": len(mine), "finished": there, "writes": _place(mine[0])})
     return pd.DataFrame(rows).set_index(["profile", "stage"])
 
 

@@ -135,9 +135,7 @@ def explain_exit(code: int) -> str:
             "rollout.batch_size, close other programs, or look into the system's log for 'Out of memory'"
         )
     if name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL"):
-        return (
-            f"the kernel crashed ({name}): a fault in a compiled library; 'tepo doctor' checks the installed versions"
-        )
+        return f"the kernel crashed ({name}): a fault in a compiled library; 'tepo doctor' checks the installed versions"
     return f"the kernel was stopped by {name}"
 
 

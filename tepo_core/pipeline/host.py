@@ -37,7 +37,6 @@ MODULES = (
 )  # fmt: skip
 
 
-
 def socket_place() -> str:
     """Where the folder of the socket goes: the folder for temporary files, or /tmp where its path is too long for a socket's."""
     place = tempfile.gettempdir()
@@ -48,12 +47,6 @@ def can_host(device: str, folder: str = "") -> bool:
     """Whether stages may be forked here. A process that has looked at CUDA cannot be, and looking is part of importing torch."""
     short = len(folder) <= LONGEST_PLACE + 30
     return sys.platform == "linux" and short and (device == "cpu" or not Path("/dev/nvidiactl").exists())
-
-
-
-
-
-
 
 
 def _run(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:

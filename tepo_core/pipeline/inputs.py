@@ -65,8 +65,12 @@ def check_space(root: Path) -> None:
 def has_git(root: Path) -> bool:
     """Whether the folder is a git repository or worktree, which DVC needs (one somewhere above it does not count), or DVC was told to
     do without."""
-    config = [path.read_text(encoding="utf-8") for name in ("config", "config.local") if (path := root / ".dvc" / name).is_file()]
-    return (root / ".git").exists() or any(re.search(r"^\s*no_scm\s*=\s*true", text, re.MULTILINE | re.IGNORECASE) for text in config)
+    config = [
+        path.read_text(encoding="utf-8") for name in ("config", "config.local") if (path := root / ".dvc" / name).is_file()
+    ]
+    return (root / ".git").exists() or any(
+        re.search(r"^\s*no_scm\s*=\s*true", text, re.MULTILINE | re.IGNORECASE) for text in config
+    )
 
 
 def check_git(root: Path) -> None:

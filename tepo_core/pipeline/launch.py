@@ -54,7 +54,10 @@ def ask(connection: socket.socket, arguments: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, forward)
     data, code = json.dumps(request).encode() + b"\n", ""
-    with contextlib.suppress(OSError), connection.makefile("r", encoding="utf-8") as answers:  # a host that dies resets the connection
+    with (
+        contextlib.suppress(OSError),
+        connection.makefile("r", encoding="utf-8") as answers,
+    ):  # a host that dies resets the connection
         sent = socket.send_fds(connection, [data], [0, 1, 2])
         connection.sendall(data[sent:])
         if line := answers.readline():

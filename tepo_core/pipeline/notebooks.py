@@ -70,9 +70,7 @@ def declared_parameters(notebook: NotebookNode, name: str) -> dict[str, type]:
     try:
         lines = ast.parse(tagged[0].source).body
     except SyntaxError as error:
-        raise NotebookError(
-            f"{name}: the parameters cell is not valid Python (line {error.lineno}): {error.msg}"
-        ) from None
+        raise NotebookError(f"{name}: the parameters cell is not valid Python (line {error.lineno}): {error.msg}") from None
     declared = {}
     for line in lines:
         kind = ast.unparse(line.annotation).removesuffix(" | None") if isinstance(line, ast.AnnAssign) else None

@@ -87,20 +87,14 @@ def _tasks(study: Study, where: str, root: Path) -> list[str]:
         splits.append("long")  # longer chains; a benchmark has no such thing
     faults = [_unknown(where, "tasks", task, tasks) for task in study.tasks if task not in tasks]
     faults += [
-        _unknown(where, "data.eval_sets", name, list(BENCHMARKS))
-        for name in study.data.eval_sets
-        if name not in BENCHMARKS
+        _unknown(where, "data.eval_sets", name, list(BENCHMARKS)) for name in study.data.eval_sets if name not in BENCHMARKS
     ]
     allowed = [*splits, *study.data.eval_sets]
-    faults += [
-        _unknown(where, "evaluate.splits", split, allowed) for split in study.evaluate.splits if split not in allowed
-    ]
+    faults += [_unknown(where, "evaluate.splits", split, allowed) for split in study.evaluate.splits if split not in allowed]
     faults += _solutions(study, where, root)
     folder = study.data.benchmarks_dir
     if folder is not None and not local_path(folder, root).is_dir():
-        faults.append(
-            f"{where}: data.benchmarks_dir = {folder!r}: no such folder; allowed: a folder of *.jsonl files, or null"
-        )
+        faults.append(f"{where}: data.benchmarks_dir = {folder!r}: no such folder; allowed: a folder of *.jsonl files, or null")
     return faults
 
 

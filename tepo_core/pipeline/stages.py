@@ -64,9 +64,7 @@ class Run:
                 raise StageError(f"stage '{self.stage}' needs --{axis}")
             if given and not wanted:
                 axes = ", ".join(f"--{name}" for name in AXES[self.stage]) or "none"
-                raise StageError(
-                    f"stage '{self.stage}' takes no --{axis} (got {getattr(self, axis)!r}); its options: {axes}"
-                )
+                raise StageError(f"stage '{self.stage}' takes no --{axis} (got {getattr(self, axis)!r}); its options: {axes}")
 
     @property
     def parameters(self) -> dict[str, Any]:

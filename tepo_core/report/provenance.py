@@ -55,7 +55,9 @@ def git_state(root: Path) -> dict[str, Any]:
     def git(*arguments: str) -> str | None:
         try:
             command = ["git", *arguments]
-            done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True)
+            done = subprocess.run(
+                command, cwd=root, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
@@ -95,9 +97,12 @@ def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory (GiB), GPU, operating system."""
     cores = usable_cores()
     return {
-        "processor": _processor(), "cores": cores, "memory_gib": _memory(), "gpu": _gpu(),
+        "processor": _processor(),
+        "cores": cores,
+        "memory_gib": _memory(),
+        "gpu": _gpu(),
         "system": f"{platform.system()} {platform.machine()}",
-    }  # fmt: skip
+    }
 
 
 def _processor() -> str | None:

@@ -19,9 +19,14 @@ def make_engine(study: Study, policy: Policy, train: Train) -> Engine:
         from tepo_core.rollout.vllm_engine import VllmEngine
 
         return VllmEngine(
-            policy.model, eos_ids=policy.eos_ids, pad_id=policy.pad_id, context=policy.context,
-            temperature=train.temperature, gpu_memory_share=cfg.gpu_memory_share, batch_size=cfg.batch_size,
-        )  # fmt: skip
+            policy.model,
+            eos_ids=policy.eos_ids,
+            pad_id=policy.pad_id,
+            context=policy.context,
+            temperature=train.temperature,
+            gpu_memory_share=cfg.gpu_memory_share,
+            batch_size=cfg.batch_size,
+        )
     from tepo_core.rollout.transformers_engine import TransformersEngine
 
     return TransformersEngine(policy.model, pad_id=policy.pad_id, eos_ids=policy.eos_ids, batch_size=cfg.batch_size)

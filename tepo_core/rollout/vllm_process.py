@@ -43,8 +43,12 @@ class WorkerProcess:
         Raises :class:`EngineError` when vLLM is missing or does not start; its last lines are in the message."""
         ours, theirs = socket.socketpair()
         settings = {
-            "socket": theirs.fileno(), "parent": os.getpid(), "folder": str(self.folder), "repack": repack, "llm": llm,
-        }  # fmt: skip
+            "socket": theirs.fileno(),
+            "parent": os.getpid(),
+            "folder": str(self.folder),
+            "repack": repack,
+            "llm": llm,
+        }
         environment = os.environ | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core lives in the worker: one process to end
             "VLLM_HOST_IP": "127.0.0.1",

@@ -178,8 +178,10 @@ def _check_rollouts(metrics: Metrics, config: dict) -> None:
         if lost:
             raise RunError(f"metrics.jsonl lacks rollout {lost[0]} {said}")
     if steps[-1] < int(wanted) and metrics.stopped is None:
-        held = f"holds rollouts {steps[0]} to {steps[-1]} {said}" if config.get("engine") == ENGINE else (
-            f"ends at rollout {steps[-1]} {said}"
+        held = (
+            f"holds rollouts {steps[0]} to {steps[-1]} {said}"
+            if config.get("engine") == ENGINE
+            else (f"ends at rollout {steps[-1]} {said}")
         )
         raise RunError(f"metrics.jsonl {held} and no stop event: the rest is missing")
 

@@ -162,9 +162,15 @@ def table() -> pd.DataFrame:
     """The whole table, one row a set."""
     rows = [
         {
-            "set": b.name, "use": b.use, "problems": b.count or b.file_count, "answer": b.answer, "source": b.source,
-            "revision": b.revision or "in the address", "licence": b.licence, "note": b.note,
+            "set": b.name,
+            "use": b.use,
+            "problems": b.count or b.file_count,
+            "answer": b.answer,
+            "source": b.source,
+            "revision": b.revision or "in the address",
+            "licence": b.licence,
+            "note": b.note,
         }
         for b in BENCHMARKS.values()
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows).set_index("set")

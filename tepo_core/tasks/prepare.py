@@ -49,8 +49,6 @@ class Prepared:
         return pd.DataFrame(rows)
 
 
-
-
 def prepare(study: Study, root: Path, out: Path | None = None) -> Prepared:
     """Generate or load the data sets of every (task, seed) into ``out`` (default ``data/prepared``)."""
     out = out or root / "data" / "prepared"
@@ -180,7 +178,11 @@ def _finish_manifest(
         rows = [{"split": name, **found} for name, found in overlap.counts().items()]
         write_json(folder / "contamination.json", rows)
     if unreadable := _unreadable_of(evaluation):
-        extra = {**extra, "unreadable_golds": unreadable, "notes": {**extra["notes"], "golds that cannot be read": len(unreadable)}}
+        extra = {
+            **extra,
+            "unreadable_golds": unreadable,
+            "notes": {**extra["notes"], "golds that cannot be read": len(unreadable)},
+        }
     return _write_manifest(folder, {"task": task, "seed": seed, "profile": study.profile, "counts": counts, **extra})
 
 
@@ -189,9 +191,3 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     manifest = {**manifest, "sha256": {path.name: sha256(path) for path in files}}
     write_json(folder / "manifest.json", manifest)
     return manifest
-
-
-
-
-
-

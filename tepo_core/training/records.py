@@ -34,13 +34,21 @@ def token_lines(experience: Experience, result: UpdateResult, rows: list[int], p
         problem = experience.problems[row // experience.group_size]
         for t, token in enumerate(ids):
             line = {
-                "step": step, "update": update, "response": row, "prompt_id": problem.id, "position": t, "token_id": token,
-                "text": texts[t], "logprob_old": experience.old_logprobs[row][t], "entropy_old": experience.old_entropies[row][t],
-                "advantage": experience.advantage(row), "correct": experience.grades[row].reward == 1.0,
+                "step": step,
+                "update": update,
+                "response": row,
+                "prompt_id": problem.id,
+                "position": t,
+                "token_id": token,
+                "text": texts[t],
+                "logprob_old": experience.old_logprobs[row][t],
+                "entropy_old": experience.old_entropies[row][t],
+                "advantage": experience.advantage(row),
+                "correct": experience.grades[row].reward == 1.0,
                 "kind": TOKEN_KINDS[experience.kinds[row][t]] if experience.kinds else None,
                 "fact": experience.facts[row][t] if experience.facts else None,
                 **{name: values[t] for name, values in kept.items()},
-            }  # fmt: skip
+            }
             lines.append(json.dumps({name: _plain(value) for name, value in line.items()}, sort_keys=True))
     return "".join(line + "\n" for line in lines)
 
@@ -53,18 +61,22 @@ def response_lines(experience: Experience, rows: list[int], policy: Policy, step
         ids, grade = experience.rollouts.response_ids[row], experience.grades[row]
         reward = float(experience.rewards_PG.reshape(-1)[row]) if grade.graded else None
         line = {
-            "step": step, "response": row, "prompt_id": problem.id, "prompt": problem.prompt, "text": policy.decode(ids),
-            "reward": reward, "outcome": grade.outcome.value, "length": len(ids),
+            "step": step,
+            "response": row,
+            "prompt_id": problem.id,
+            "prompt": problem.prompt,
+            "text": policy.decode(ids),
+            "reward": reward,
+            "outcome": grade.outcome.value,
+            "length": len(ids),
             "finish": "stop" if experience.rollouts.finished[row] else "length",
-        }  # fmt: skip
+        }
         lines.append(json.dumps(line, sort_keys=True))
     return "".join(line + "\n" for line in lines)
 
 
 def json_lines(records: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
-
-
 
 
 def _plain(value: Any) -> Any:

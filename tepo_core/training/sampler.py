@@ -72,9 +72,11 @@ class Sampler:
         everything = merge(parts, [(part, p) for part in parts for p in range(len(part.problems))])
         learned = merge(parts, kept) if kept else None
         values = {
-            "prompts_sampled": len(everything.problems), "prompts_kept": len(kept), "responses": len(everything.rollouts),
+            "prompts_sampled": len(everything.problems),
+            "prompts_kept": len(kept),
+            "responses": len(everything.rollouts),
             "tokens": sum(len(ids) for ids in everything.rollouts.response_ids),
-        }  # fmt: skip
+        }
         sums: dict[str, tuple[float, float]] = {}
         if learned is not None and self.rollout.engine != "transformers":
             sums = self._correct(learned)

@@ -169,10 +169,21 @@ class Trainer:
         save_policy(self.policy, out / "policy")
         (out / METRICS_FILE).write_bytes((self.work.folder / METRICS_FILE).read_bytes())
         write_tables(self.work.folder, out)
-        write_json(out / "config.json", run_config(
-            self.study, "train", self.task, self.seed, self.name, preset=self.method.preset, objective=self.method.options,
-            train=self.train.model_dump(), rollout=self.study.rollout.model_dump(), prompts_too_long=self.left_out,
-        ))  # fmt: skip
+        write_json(
+            out / "config.json",
+            run_config(
+                self.study,
+                "train",
+                self.task,
+                self.seed,
+                self.name,
+                preset=self.method.preset,
+                objective=self.method.options,
+                train=self.train.model_dump(),
+                rollout=self.study.rollout.model_dump(),
+                prompts_too_long=self.left_out,
+            ),
+        )
         finish(out, self.stopped)
 
     # -- one rollout step -------------------------------------------------------------------------------------------------
@@ -260,9 +271,12 @@ class Trainer:
 
     def _reference_logprobs(self, experience: Experience) -> list:
         return rescore(
-            self.reference, experience.rollouts, pad_id=self.policy.pad_id, temperature=self.train.temperature,
+            self.reference,
+            experience.rollouts,
+            pad_id=self.policy.pad_id,
+            temperature=self.train.temperature,
             micro_batch_tokens=self.train.micro_batch_tokens,
-        )[0]  # fmt: skip
+        )[0]
 
     def _kl_to_base(self, experience: Experience) -> tuple[float, float]:
         """k1 estimate of KL(policy || base): mean log-ratio on the policy's own samples."""
@@ -294,10 +308,15 @@ class Trainer:
             self.work.append("responses.jsonl", records.response_lines(experience, rows or [], self.policy, self.step))
 
     def _save(self) -> None:
-        self.work.save({
-            "model": self.policy.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-            "updates": self.updates, "rewards": self.rewards,
-        })  # fmt: skip
+        self.work.save(
+            {
+                "model": self.policy.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "step": self.step,
+                "updates": self.updates,
+                "rewards": self.rewards,
+            }
+        )
 
     def _restore(self) -> None:
         if (state := self.work.load()) is None:

@@ -135,7 +135,9 @@ class Learner:
         )
         keys_N = torch.cat([identities(b.logprobs_BT, b.advantages_BT, b.mask_BT)[b.mask_BT] for b in batches])
         everything_1N = torch.ones(1, logprobs_N.numel(), dtype=torch.bool, device=logprobs_N.device)
-        chosen_N = self.method.select(logprobs_N[None], advantages_N[None], everything_1N, generator, identities_BT=keys_N[None])[0]
+        chosen_N = self.method.select(
+            logprobs_N[None], advantages_N[None], everything_1N, generator, identities_BT=keys_N[None]
+        )[0]
         parts = chosen_N.split([int(batch.mask_BT.sum()) for batch in batches])
         return [
             torch.zeros_like(batch.mask_BT).masked_scatter(batch.mask_BT, part)
@@ -250,16 +252,25 @@ def _credit_sums(
 ) -> dict[str, list[float]]:
     """Where gradient, clipping, mask and entropy change fall, by kind of token (the tasks that know the truth).
 
-    The gradient is that of the logits of each state, summed over the responses that pass through it (:mod:`logit_credit`)."""
+    The gradient is that of the logits of each state, summed over the responses that pass through it
+    (:mod:`tepo_core.training.logit_credit`)."""
     names = ("gradient", "clip", "mask", "entropy_change", "tokens")
     columns = []
-    for rows, batch, output, credit_BT in zip(groups, batches, outputs, _state_grids(experience, groups, batches, outputs), strict=True):
+    for rows, batch, output, credit_BT in zip(
+        groups, batches, outputs, _state_grids(experience, groups, batches, outputs), strict=True
+    ):
         kinds_BT = _kind_grid(experience, rows, batch.mask_BT)
         token = output.token
         change_BT = (batch.entropy_BT.detach() - batch.old_entropy_BT) * batch.mask_BT
-        fields_FBT = torch.stack([
-            credit_BT * batch.mask_BT, token.clipped_BT, token.mask_BT, change_BT, batch.mask_BT,
-        ])  # fmt: skip
+        fields_FBT = torch.stack(
+            [
+                credit_BT * batch.mask_BT,
+                token.clipped_BT,
+                token.mask_BT,
+                change_BT,
+                batch.mask_BT,
+            ]
+        )
         columns.append(torch.stack([(fields_FBT * (kinds_BT == k)).sum((1, 2)) for k in range(len(TOKEN_KINDS))], dim=1))
     table = torch.stack(columns).double().sum(0).tolist()  # fields x kinds
     by_name = dict(zip(names, table, strict=True))

@@ -83,7 +83,13 @@ class Validator:
         for key, prob in zip(owners, probs, strict=True):
             means[key] = means.get(key, 0.0) + prob / PROBES
         return [
-            {"step": step, "fact": key, "bad": self.facts[key].bad, "p_right": self.facts[key].p_right,
-             "prob_right": round(mean, 9), "correct": int(math.isfinite(mean) and mean > 0.5)}
+            {
+                "step": step,
+                "fact": key,
+                "bad": self.facts[key].bad,
+                "p_right": self.facts[key].p_right,
+                "prob_right": round(mean, 9),
+                "correct": int(math.isfinite(mean) and mean > 0.5),
+            }
             for key, mean in means.items()
-        ]  # fmt: skip
+        ]

@@ -121,7 +121,9 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
         optimizer.zero_grad()
         sums_3 = torch.zeros(3, dtype=torch.float64)  # loss, entropy, likely tokens
         for part in parts:
-            states = response_states(policy.model, [prompts[r] for r in part], [responses[r] for r in part], pad_id=policy.pad_id)
+            states = response_states(
+                policy.model, [prompts[r] for r in part], [responses[r] for r in part], pad_id=policy.pad_id
+            )
             logprobs_BT, entropy_BT = state_logprobs(policy.model, states, temperature=1.0, entropy=logged)
             objective = -logprobs_BT.sum() / tokens
             if modules:
@@ -135,7 +137,9 @@ def _train(policy: Policy, traces: list, study: Study, seed: int, work: Workspac
         lr = cosine_lr(cfg.lr, step, cfg.steps)
         optimizer.step(lr)
         if logged:
-            sums = {name: (value, tokens) for name, value in zip(("loss", "entropy", "token_correct"), sums_3.tolist(), strict=True)}
+            sums = {
+                name: (value, tokens) for name, value in zip(("loss", "entropy", "token_correct"), sums_3.tolist(), strict=True)
+            }
             work.append(METRICS_FILE, metric_line("warmup", step + 1, sums, {"lr": lr, "grad_norm": norm}))
         progress.update(step + 1, tokens=tokens, loss=float(sums_3[0]) / tokens)
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < cfg.steps:

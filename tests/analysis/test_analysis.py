@@ -380,7 +380,11 @@ def test_gain_of_a_single_run_has_an_interval_over_problems() -> None:
         tables = {"gains": pd.DataFrame([row])}
 
     first, second = answer(Book())
-    assert first.startswith("No pair") and "right, its base policy 0.600: +0.300 [+0.1" in second and "100 problems alone" in second
+    assert (
+        first.startswith("No pair")
+        and "right, its base policy 0.600: +0.300 [+0.1" in second
+        and "100 problems alone" in second
+    )
 
 
 def test_gain_without_an_interval_where_there_is_none() -> None:

@@ -159,9 +159,7 @@ def test_doctor_names_the_fix_and_fails_for_faults(project: Path, monkeypatch: p
     assert result.exit_code == 1 and "-> correct it, or run 'tepo profile use quick'" in result.output
 
 
-def test_doctor_sees_old_python_other_packages_and_little_memory(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_sees_old_python_other_packages_and_little_memory(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "requirements").mkdir()
     (project / "requirements" / "lock.txt").write_text("numpy==0.1\nnosuchpackage==1.0\n")
     other = doctor.packages(project)
@@ -183,9 +181,7 @@ def test_doctor_sees_a_run_in_progress_and_a_busy_dvc(project: Path) -> None:
         assert "prepare (process" in doctor.runs_in_progress(project).text
     assert doctor.dvc_lock(project).state == doctor.OK
     code = "import sys, zc.lockfile; lock = zc.lockfile.LockFile('.dvc/tmp/lock'); print('held', flush=True); sys.stdin.read()"
-    held = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    held = subprocess.Popen([sys.executable, "-c", code], cwd=project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert held.stdout.readline() == "held\n"
         assert doctor.dvc_lock(project).state == doctor.NOTE

@@ -62,8 +62,16 @@ EXPLAINED = [  # gold, prediction, what --explain says
     ("7", "8", {"rule": "the whole text", "outcome": "wrong", "why": "integers compared by value"}),
     ("7", "", {"rule": None, "answer_form": None, "outcome": "no_answer"}),
     ("5", r"\boxed{5} and \boxed{", {"rule": None, "extracted": None, "outcome": "no_answer"}),
-    (r"\frac{1}{2^{15}", r"\boxed{1}", {"outcome": "error", "reason": r"the gold '\\frac{1}{2^{15}' cannot be read as mathematics"}),
-    ("5", r"\boxed{5^{5^{5^{5}}}}", {"outcome": "timeout", "reason": "no verdict within 0.5 s", "why": "no verdict within 0.5 s"}),
+    (
+        r"\frac{1}{2^{15}",
+        r"\boxed{1}",
+        {"outcome": "error", "reason": r"the gold '\\frac{1}{2^{15}' cannot be read as mathematics"},
+    ),
+    (
+        "5",
+        r"\boxed{5^{5^{5^{5}}}}",
+        {"outcome": "timeout", "reason": "no verdict within 0.5 s", "why": "no verdict within 0.5 s"},
+    ),
 ]
 
 
@@ -91,7 +99,9 @@ def test_explain_of_the_other_graders(file):
         "answer_form": "7", "forms": [], "why": "integers compared by value",
     }  # fmt: skip
     assert "never closes" in exact[1]["why"]
-    assert "has no answer to explain; allowed: exact, math" in str(call("grade", file, "--grader", "code", "--explain").exception)
+    assert "has no answer to explain; allowed: exact, math" in str(
+        call("grade", file, "--grader", "code", "--explain").exception
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ def test_the_profiles_that_must_be_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_complete_valid_and_named_after_its_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tepo_core.model.policy.examine", lambda *_: None)  # whether this machine has the model is not asked here
+    monkeypatch.setattr(
+        "tepo_core.model.policy.examine", lambda *_: None
+    )  # whether this machine has the model is not asked here
     (tmp_path / "params.yaml").write_text(profiles.text_of(ROOT, name), encoding="utf-8")
     study = load_validated(tmp_path / "params.yaml")
     assert study.profile == name
@@ -122,7 +124,9 @@ def own(tmp_path: Path) -> Path:
 
 def test_a_profile_of_ones_own(own: Path) -> None:
     """Differences, or a whole parameter file as it was written before there was a complete one."""
-    (own / "profiles" / "mine.yaml").write_text("# It is the profile 'mine': mine.\nprofile: mine\npolicy: {tiny: {layers: 3}}\n")
+    (own / "profiles" / "mine.yaml").write_text(
+        "# It is the profile 'mine': mine.\nprofile: mine\npolicy: {tiny: {layers: 3}}\n"
+    )
     study, quick = profiles.load_profile(own, "mine"), profiles.load_profile(own, "quick")
     assert study.policy.tiny.layers == 3 and study.train == quick.train and study.policy.tiny.heads == quick.policy.tiny.heads
     text = profiles.text_of(own, "mine")
@@ -141,8 +145,14 @@ def test_a_profile_of_ones_own(own: Path) -> None:
         ("methods: [grpo]\n", "mine.yaml: parameter 'profile' is missing"),
         ("profile: mine\ntrian: {lr: 1.0e-4}\n", "mine.yaml: unknown parameter 'trian'"),
         ("profile: mine\ntrain:\n  lr: fast\n", "mine.yaml: train.lr = 'fast'"),
-        ("profile: mine\npolicy: {layers: 4}\n", "mine.yaml: unknown parameter 'policy.layers'; it is 'policy.tiny.layers' now"),
-        ("profile: mine\ndata: &d {test_size: 8}\ntrain: {rollouts: &n 7}\nseeds: [*n]\n", "profiles/mine.yaml: cannot be put into"),
+        (
+            "profile: mine\npolicy: {layers: 4}\n",
+            "mine.yaml: unknown parameter 'policy.layers'; it is 'policy.tiny.layers' now",
+        ),
+        (
+            "profile: mine\ndata: &d {test_size: 8}\ntrain: {rollouts: &n 7}\nseeds: [*n]\n",
+            "profiles/mine.yaml: cannot be put into",
+        ),
         ("a: [", "mine.yaml: not valid YAML"),
         ("", "mine.yaml: empty or not a mapping"),
     ],
@@ -172,6 +182,4 @@ def test_unknown_profile(tmp_path: Path) -> None:
 
 def test_every_group_of_the_code_is_in_the_profiles() -> None:
     text = (ROOT / "profiles" / "quick.yaml").read_text(encoding="utf-8")
-    assert re.findall(r"(?m)^([a-z_]+):", text) == list(Study.model_fields), (
-        "the same order, too, so that both read alike"
-    )
+    assert re.findall(r"(?m)^([a-z_]+):", text) == list(Study.model_fields), "the same order, too, so that both read alike"

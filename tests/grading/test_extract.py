@@ -132,8 +132,35 @@ def test_extraction_is_linear(text):
 
 PIECES = ["\\boxed{", "}", "{", "$", "\\(", "\\)", "answer is ", "7", ",", ".", "\\frac{1}{2}", "\\sqrt", "^", "**", " "]
 PIECES += ["\x00", "\u202e", "\u0663", "\uff05", "<think>", "</think>", "\\\\", "[", "]", "and", "x", "\ud800", "12:00"]
-PIECES += ["%", "-", "e5", "Eq(", "\n", "<answer>", "</answer>", "final_answer(", ")", '"answer": ', "####", " 000", ".000", "'000"]
-PIECES += ["\\boxed 5", " is the answer.", "\\text{ or }", "\\lor", "=", "\\approx", "\\pmod 4", "million", "(A) ", "\\color{red}", "th"]
+PIECES += [
+    "%",
+    "-",
+    "e5",
+    "Eq(",
+    "\n",
+    "<answer>",
+    "</answer>",
+    "final_answer(",
+    ")",
+    '"answer": ',
+    "####",
+    " 000",
+    ".000",
+    "'000",
+]
+PIECES += [
+    "\\boxed 5",
+    " is the answer.",
+    "\\text{ or }",
+    "\\lor",
+    "=",
+    "\\approx",
+    "\\pmod 4",
+    "million",
+    "(A) ",
+    "\\color{red}",
+    "th",
+]
 
 
 @settings(max_examples=300, deadline=None)

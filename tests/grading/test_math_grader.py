@@ -305,9 +305,7 @@ def test_pool_ends_with_its_parent(tmp_path):
         "g = MathGrader(timeout=600, workers=1)\n"
         f"g.grade(golds=['7'], responses=[r'\\boxed{{{HANG}}}'], truncated=[False])\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    )
+    parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
     try:
         for _ in range(300):
             processes = psutil.Process(parent.pid).children(recursive=True)

@@ -107,7 +107,7 @@ def test_searching_for_blocks_is_linear_in_hostile_text():
     specification = read_gold(GOLD)
     n = 50_000
     texts = ["```\n" * n, '```python\n"""' * n, "`" * 5 * n, "```\n'\n" * n, '"""\n```' * n, " " * 10 * n]
-    texts += ["```\n'" + "\\'" * n, '```\n"""' + '\\"""' * n, '```\n\\"""\n```\n' * n, "- " * n, '"""\n\'\'\'\n```\n' * n]
+    texts += ["```\n'" + "\\'" * n, '```\n"""' + '\\"""' * n, '```\n\\"""\n```\n' * n, "- " * n, "\"\"\"\n'''\n```\n" * n]
     for text in texts:
         extract_code(text, specification)
 

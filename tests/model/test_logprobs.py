@@ -104,9 +104,7 @@ def test_chunked_equals_plain_in_values_and_gradients(chunk, temperature, bias):
         results[name] = [logprobs.detach(), entropy.detach(), *both, *only_l, *only_h]
     for plain, chunked in zip(results["plain"], results["chunked"], strict=True):
         assert (plain - chunked).abs().max() <= 1e-12 * max(1.0, float(plain.abs().max()))
-    logprobs, entropy = chosen_logprobs(
-        hidden, weight, targets, temperature=temperature, bias=b, chunk=chunk, entropy=False
-    )
+    logprobs, entropy = chosen_logprobs(hidden, weight, targets, temperature=temperature, bias=b, chunk=chunk, entropy=False)
     assert entropy is None and torch.equal(logprobs, results["chunked"][0])
 
 
@@ -135,8 +133,7 @@ def test_only_one_input_needs_a_gradient():
     for wanted, other in ((hidden, weight), (weight, hidden)):
         other.requires_grad_(False)
         gaps = [
-            torch.autograd.grad(chosen_logprobs(hidden, weight, targets, chunk=c)[0].sum(), [wanted])[0]
-            for c in (None, 60)
+            torch.autograd.grad(chosen_logprobs(hidden, weight, targets, chunk=c)[0].sum(), [wanted])[0] for c in (None, 60)
         ]
         torch.testing.assert_close(*gaps, rtol=1e-12, atol=1e-12)
         other.requires_grad_()

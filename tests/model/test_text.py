@@ -63,7 +63,9 @@ class Says:
     def generate(self, prompts, n, params, seeds):
         self.prompts += prompts
         rows = len(prompts)
-        return Rollouts(list(prompts), [self.ids] * rows, [[0.0]] * rows, [[0.0]] * rows, [True] * rows, list(range(rows)), [0] * rows)
+        return Rollouts(
+            list(prompts), [self.ids] * rows, [[0.0]] * rows, [[0.0]] * rows, [True] * rows, list(range(rows)), [0] * rows
+        )
 
 
 def evaluated(tokenizer, ids):
@@ -130,7 +132,8 @@ def test_a_program_keeps_its_spaces_and_its_first_indentation():
 
 
 @pytest.mark.parametrize(
-    ("template", "begin"), [(None, []), ("$A </s>", []), ("<s> $A", [1]), ("<s> $A </s>", [1]), ("<s> <s> $A </s> </s>", [1, 1])]
+    ("template", "begin"),
+    [(None, []), ("$A </s>", []), ("<s> $A", [1]), ("<s> $A </s>", [1]), ("<s> <s> $A </s> </s>", [1, 1])],
 )
 def test_a_prompt_has_what_belongs_before_it_and_nothing_behind(tmp_path, template, begin):
     tokenizer = stored(characters(template=template), tmp_path)
@@ -155,7 +158,9 @@ def test_truncation_and_padding_of_the_file_do_not_reach_a_prompt(tmp_path):
 
 def test_a_chat_prompt_is_the_template_and_nothing_more():
     tokenizer = characters(template="<s> $A </s>", clean_up_tokenization_spaces=True)
-    tokenizer.chat_template = "<s>{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    tokenizer.chat_template = (
+        "<s>{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    )
     ids = Policy(None, tokenizer, "chat").encode("7 .")
     assert ids == [1, *said(tokenizer, "7 .=")[:-1]]
 

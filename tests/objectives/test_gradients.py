@@ -29,7 +29,10 @@ DIFFERENTIABLE = {
         for weights, form in (("uniform", "normalised"), ("geometric", "normalised"), ("uniform", "product"))
         for heads in ("backbone", "mtp")
     },
-    **{f"mpo_{ends}": {"preset": "mpo", "block": {"size": 4, "ends": ends}} for ends in ("wrap", "fold", "truncate", "renormalise")},
+    **{
+        f"mpo_{ends}": {"preset": "mpo", "block": {"size": 4, "ends": ends}}
+        for ends in ("wrap", "fold", "truncate", "renormalise")
+    },
     "all_options": {
         "preset": "grpo",
         "clip": [0.1, None],

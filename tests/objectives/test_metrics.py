@@ -78,7 +78,9 @@ def test_a_small_spread_of_the_ratio_is_told_in_float32(name, spread):
     event = {"kind": "update", "step": 1, "update": 1}
     event |= json.loads(metric_line("update", 1, *merge([resolve(name).loss(batch, MiniBatchTotals(6400, 64))])))
     ratio_BT = resolve(name).loss(batch, MiniBatchTotals(6400, 64)).token.ratio_BT
-    assert _spread(Metrics("", {"update": [event]}).update) == pytest.approx(float(ratio_BT.double().std(correction=0)), rel=0.02)
+    assert _spread(Metrics("", {"update": [event]}).update) == pytest.approx(
+        float(ratio_BT.double().std(correction=0)), rel=0.02
+    )
 
 
 def test_covariance_is_centred():

@@ -25,7 +25,10 @@ def example():
     """The page's method, registered as if its code stood in a file of the methods; forgotten afterwards."""
     page = (DOCS / "adding_a_method.md").read_text()
     (code,), (settings,) = blocks(page, "python"), blocks(page, "yaml")
-    exec(compile(code, "docs/adding_a_method.md", "exec", dont_inherit=True), {"__name__": "tepo_core.objectives.methods.smooth_grpo"})
+    exec(
+        compile(code, "docs/adding_a_method.md", "exec", dont_inherit=True),
+        {"__name__": "tepo_core.objectives.methods.smooth_grpo"},
+    )
     yield page, code, YAML(typ="safe").load(settings)
     PRESETS.pop("smooth_grpo", None)
 

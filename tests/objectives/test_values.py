@@ -157,7 +157,14 @@ def test_sum_over_responses():
 )
 def test_value_and_gradient_estimator_are_chosen_apart(estimator, expected, slope):
     """DAPO plus the KL on the positive tokens: its value is k3 of both, its gradient that of ``estimator`` on token 1."""
-    kl = {"reference": "old", "beta": 1.0, "mask": "positive", "estimator": "k3", "gradient": estimator, "sampling": "unweighted"}
+    kl = {
+        "reference": "old",
+        "beta": 1.0,
+        "mask": "positive",
+        "estimator": "k3",
+        "gradient": estimator,
+        "sampling": "unweighted",
+    }
     both = K3 + (1 / 0.5 - 1 + math.log(0.5))
     assert value("x", {"x": {"preset": "dapo", "kl": kl}}) == pytest.approx(0.06 - both / 3)
     assert gradient("x", {"x": {"preset": "dapo", "kl": kl}})[0].item() == pytest.approx(-slope / 3)

@@ -140,23 +140,15 @@ def test_build_holds_resolved_methods_and_parameters(tmp_path: Path) -> None:
     assert first == {path: path.read_bytes() for path in (tmp_path / "build").rglob("*.json")}
     # another learning rate: the methods that do not set their own, the analysis that reads it, the report that shows it
     changed = study.train.model_copy(update={"lr": 1e-5})
-    write_build(
-        tmp_path, study.model_copy(update={"methods": ["grpo", "wide"], "variants": {"wide": wide}, "train": changed})
-    )
-    stale = [
-        path.relative_to(tmp_path / "build").as_posix()
-        for path, content in first.items()
-        if path.read_bytes() != content
-    ]
+    write_build(tmp_path, study.model_copy(update={"methods": ["grpo", "wide"], "variants": {"wide": wide}, "train": changed}))
+    stale = [path.relative_to(tmp_path / "build").as_posix() for path, content in first.items() if path.read_bytes() != content]
     assert sorted(stale) == ["methods/grpo.json", "parameters/analyse.json", "parameters/report.json", "params.json"]
 
 
 def test_folders_are_those_of_the_run_record() -> None:
     for run in (Run("warmup", "facts", seed=1), Run("train", "facts", "grpo", 1), Run("evaluate", "facts", "grpo", 1)):
         assert Path("/r") / run.folder == run_folder(Path("/r"), run.stage, run.task, run.seed, run.method)
-    assert Path("/r") / Run("evaluate_base", "facts", seed=1).folder == run_folder(
-        Path("/r"), "evaluate", "facts", 1, "base"
-    )
+    assert Path("/r") / Run("evaluate_base", "facts", seed=1).folder == run_folder(Path("/r"), "evaluate", "facts", 1, "base")
 
 
 def test_all_runs_of_a_study() -> None:

@@ -61,7 +61,10 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_same_results_as_without_a_host(project: Path, tmp_path: Path, hosted: Hosted) -> None:
-    cells = "import os, sys\nprint('in', os.getcwd(), os.environ['PYTHONHASHSEED'], hash('a'), sys.flags.hash_randomization)", WRITE
+    cells = (
+        "import os, sys\nprint('in', os.getcwd(), os.environ['PYTHONHASHSEED'], hash('a'), sys.flags.hash_randomization)",
+        WRITE,
+    )
     prepare_notebook(project, *cells)
     process = hosted.stage(project, "prepare")
     text, _ = process.communicate(timeout=60)
@@ -134,7 +137,13 @@ def test_every_stage_writes_the_same_notebook_with_and_without_a_host(tmp_path: 
             kept = [p for part in ("data/prepared", "runs", "reports") for p in (project / part).rglob("*.ipynb")]
             executed[start_stage] = {p.relative_to(project).as_posix(): p.read_bytes() for p in kept}
             pages = project / "reports" / "notebooks"
-            for page in ("warmup-facts-s0", "train-facts-grpo-s0", "evaluate-facts-grpo-s0", "evaluate-facts-base-s0", "analyse"):
+            for page in (
+                "warmup-facts-s0",
+                "train-facts-grpo-s0",
+                "evaluate-facts-grpo-s0",
+                "evaluate-facts-base-s0",
+                "analyse",
+            ):
                 assert (pages / f"{page}.html").read_text(encoding="utf-8").count("data:image/png;base64,") >= 1, page
     finally:
         one.close()
@@ -284,7 +293,9 @@ def test_a_host_is_started_when_none_is_there_or_it_died(project: Path) -> None:
         text, _ = process.communicate(timeout=120)
         assert process.returncode == 0, text
         assert "True" in (project / "data" / "prepared" / "notebook.ipynb").read_text()  # what a fresh kernel would not have
-        hosts = [p for p in psutil.process_iter() if "tepo_core.pipeline.host" in p.cmdline() and str(one.folder) in p.cmdline()]
+        hosts = [
+            p for p in psutil.process_iter() if "tepo_core.pipeline.host" in p.cmdline() and str(one.folder) in p.cmdline()
+        ]
         assert len(hosts) == 1 and environment()
         hosts[0].kill()
         hosts[0].wait()

@@ -24,9 +24,7 @@ def code_of(notebook) -> list[str]:
 
 def long_functions(source: str, limit: int = 10) -> list[str]:
     plain = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
-    nodes = [
-        n for n in ast.walk(ast.parse(plain)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    ]
+    nodes = [n for n in ast.walk(ast.parse(plain)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
     return [n.name for n in nodes if n.end_lineno - n.lineno + 1 > limit]
 
 
@@ -51,7 +49,9 @@ def test_thin_clean_and_with_the_right_parameters(path: Path) -> None:
 def test_pictures_are_shown_and_not_left_to_a_shell(path: Path) -> None:
     """A figure that waits for the inline backend's hook appears or not by how the kernel was started."""
     for source in code_of(read_notebook(path)):
-        assert "pyplot" not in source and not re.search(r";\s*$", source, re.MULTILINE), f"{path.name}: end the cell with show(figure)"
+        assert "pyplot" not in source and not re.search(r";\s*$", source, re.MULTILINE), (
+            f"{path.name}: end the cell with show(figure)"
+        )
         drawn = len(re.findall(r"\w+_figure\(", source))
         assert source.count("show(") == drawn, f"{path.name}: {drawn} figures are made in a cell"
 

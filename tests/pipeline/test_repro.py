@@ -188,7 +188,9 @@ def test_the_plan_is_sure_of_what_repro_then_runs(project: Project, monkeypatch:
     from tepo_core.config import load_study
 
     def write_build(root: Path, study: object) -> None:  # what this project's own normalise writes
-        subprocess.run([sys.executable, "fake.py", "normalise"], check=True, env=environment(DVC_STAGE="plan", PROJECT_CODE=str(ROOT)))
+        subprocess.run(
+            [sys.executable, "fake.py", "normalise"], check=True, env=environment(DVC_STAGE="plan", PROJECT_CODE=str(ROOT))
+        )
 
     monkeypatch.setattr(plan, "write_build", write_build)
     project.dvc("repro")

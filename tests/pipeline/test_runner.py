@@ -32,12 +32,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-
-
-
-
-
-
 def test_results_in_place_live_progress_and_equal_bytes(project: Path, capsys: pytest.CaptureFixture) -> None:
     prepare_notebook(
         project,
@@ -100,9 +94,7 @@ def test_failed_notebook_is_kept_and_nothing_else(project: Path, cells: list[str
     assert left_over(project) == []
 
 
-def test_a_notebook_that_writes_nothing_or_no_done_marker_is_not_done(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_that_writes_nothing_or_no_done_marker_is_not_done(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tepo_core.pipeline.inputs import RecordError, complete
 
     out = project / "out"
@@ -115,9 +107,7 @@ def test_a_notebook_that_writes_nothing_or_no_done_marker_is_not_done(
     (out / "done.json").write_text('{"files": {}, "ok": false}')
     with pytest.raises(RecordError, match="does not say ok"):
         complete(out, Run("train", "facts", "grpo", 0))
-    with pytest.raises(
-        RecordError, match=r"missing: \['index.html', 'notebooks', 'provenance.json'\], unknown: \['done.json'"
-    ):
+    with pytest.raises(RecordError, match=r"missing: \['index.html', 'notebooks', 'provenance.json'\], unknown: \['done.json'"):
         complete(out, Run("report"))
 
 
@@ -157,9 +147,7 @@ def test_a_notebook_needs_exactly_one_parameters_cell_and_must_be_readable(tmp_p
 
 
 def test_clean_removes_what_differs_between_runs() -> None:
-    cell = nbformat.v4.new_code_cell(
-        "1", execution_count=1, metadata={"papermill": {"duration": 3.2}, "tags": ["b", "a"]}
-    )
+    cell = nbformat.v4.new_code_cell("1", execution_count=1, metadata={"papermill": {"duration": 3.2}, "tags": ["b", "a"]})
     cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="/home/me/project/x\n")]
     mark = nbformat.v4.new_markdown_cell("error", metadata={"tags": ["papermill-error-cell-tag"]})
     notebook = nbformat.v4.new_notebook(cells=[mark, cell], metadata={"papermill": {"start_time": "now"}})
@@ -210,14 +198,6 @@ def test_one_process_a_run(project: Path) -> None:
         first.wait()
     with run_lock(project, PREPARE, wait=5):
         pass  # freed by the death of its holder
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -339,9 +319,7 @@ def test_runs_and_their_options() -> None:
 def test_kernel_sees_the_progress_channel_and_fixed_hashes(tmp_path: Path) -> None:
     """The environment given is the kernel's, on top of this process's; hidden state of the user's IPython is not."""
     path = tmp_path / "n.ipynb"
-    write_notebook(
-        path, "import os\nprint(os.environ['TEPO_PROGRESS'], os.environ['IPYTHONDIR'] != os.environ.get('HOME'))"
-    )
+    write_notebook(path, "import os\nprint(os.environ['TEPO_PROGRESS'], os.environ['IPYTHONDIR'] != os.environ.get('HOME'))")
     done = execute(path, {}, cwd=ROOT, environment={"TEPO_PROGRESS": "here"}, partial=tmp_path / "out.ipynb")
     assert done.cells[-1].outputs[0].text == "here True\n"
     assert execute_module.KERNEL_ARGUMENTS[0] == "--HistoryManager.enabled=False"

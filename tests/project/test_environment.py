@@ -28,9 +28,7 @@ def test_the_lock_holds_every_dependency_at_an_allowed_version() -> None:
     for requirement in map(Requirement, wanted):
         pinned = LOCK.get(canonicalize_name(requirement.name))
         assert pinned, f"{requirement.name} is not in requirements/lock.txt; run 'make lock'"
-        assert requirement.specifier.contains(pinned), (
-            f"lock: {requirement.name} {pinned}; pyproject: {requirement.specifier}"
-        )
+        assert requirement.specifier.contains(pinned), f"lock: {requirement.name} {pinned}; pyproject: {requirement.specifier}"
 
 
 def test_the_lock_is_free_of_hosts_builds_and_hashes() -> None:

@@ -22,7 +22,7 @@ ROLE = re.compile(r":(mod|func|class|data|meth|attr|exc|obj|const):`~?([^`]+)`")
 FOLDERS = ("tepo_core", "docs", "tests", "notebooks", "profiles", "bench", "requirements", "records", "bin", ".ci", ".dvc")
 FILE = re.compile(rf"(?<![\w/.~-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]*\w|data/(?:published|verl)[\w.]*\w)")
 SCRIPTS = ("tepo_core.grading.jail",)  # started, never imported
-MADE_LATER = (".dvc/cache", "docs/architecture.md", "requirements/lock.txt.bak")
+MADE_LATER = (".dvc/cache", "requirements/lock.txt.bak")
 MODULE = re.compile(r"\b(tepo_core(?:\.[A-Za-z_]\w*)+)")
 PAGE = re.compile(r"(?<![\w/.-])([A-Z][A-Z_]+\.md)\b")
 

@@ -38,8 +38,6 @@ def study():
     )
 
 
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, study) -> Path:
     root = tmp_path_factory.mktemp("report")

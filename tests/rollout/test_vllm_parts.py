@@ -23,8 +23,15 @@ from tepo_core.rollout.vllm_engine import EngineError, VllmEngine, _changed_copy
 def tiny_model(tied=True, seed=0):
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=25, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        intermediate_size=48, max_position_embeddings=64, tie_word_embeddings=tied,
+        vocab_size=25,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
     )
     model = Qwen3ForCausalLM(config).eval()
     with torch.no_grad():

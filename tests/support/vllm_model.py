@@ -13,8 +13,15 @@ EOS, VOCABULARY = 2, 25
 def tiny_model(tied=True, seed=0):
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, intermediate_size=384, max_position_embeddings=128, tie_word_embeddings=tied,
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
     )
     model = Qwen3ForCausalLM(config).eval()
     with torch.no_grad():

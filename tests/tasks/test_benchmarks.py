@@ -174,7 +174,9 @@ def test_conversion_of_each_source(monkeypatch):
         {"id": 1606, "question": "q", "final_answer": ["2"], "subfield": "Algebra"}
     ]})  # fmt: skip
     assert (olympiad["id"], olympiad["answer"]) == ("olympiadbench-1606", "2")
-    assert calls[0][0] == "json" and calls[0][4]["train"].startswith("https://raw.githubusercontent.com/QwenLM/Qwen2.5-Math/a45202")
+    assert calls[0][0] == "json" and calls[0][4]["train"].startswith(
+        "https://raw.githubusercontent.com/QwenLM/Qwen2.5-Math/a45202"
+    )
     [minerva], _ = converted(monkeypatch, "minerva", {"train": [
         {"idx": 3, "problem": "q", "solution": r"so \boxed{1.6} cm", "type": "astro"}
     ]})  # fmt: skip

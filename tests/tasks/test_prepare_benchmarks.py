@@ -77,7 +77,9 @@ def refused_by_validation(root, **changes) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("line", "fault"), [('{"problem": "p", "solution": "s"}', False), ('{"problem": "p"}', True), (None, True)])
+@pytest.mark.parametrize(
+    ("line", "fault"), [('{"problem": "p", "solution": "s"}', False), ('{"problem": "p"}', True), (None, True)]
+)
 def test_a_warmup_without_solutions_is_refused_before_work(tmp_path, line, fault):
     """The table knows what a source gives; a file in data.benchmarks_dir is looked into."""
     (tmp_path / "sets").mkdir()

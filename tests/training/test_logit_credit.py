@@ -33,9 +33,7 @@ def mini_batch(advantages: list[float], name: str = "dapo"):
     )
     collision_BT = torch.stack([torch.stack([logp[s].detach().exp().square().sum() for s in row]) for row in every])
     advantages_BT = torch.tensor(advantages, dtype=torch.float64)[:, None].expand_as(chosen_BT)
-    batch = TokenBatch(
-        chosen_BT, chosen_BT.detach(), torch.ones_like(chosen_BT) > 0, advantages_BT, collision_BT=collision_BT
-    )
+    batch = TokenBatch(chosen_BT, chosen_BT.detach(), torch.ones_like(chosen_BT) > 0, advantages_BT, collision_BT=collision_BT)
     out = resolve(name).loss(batch, MiniBatchTotals(12, 4))
     out.loss.backward()
     norms = {state: logits.grad.norm().item() for state, logits in table.items()}
@@ -79,7 +77,9 @@ def test_a_sure_token_gets_no_credit():
     """p_a = 1: |e_a - p| = 0, whatever the advantage, where |dJ/dlogp| is |A| / N like everywhere else."""
     zero_BT = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
     ones_BT = torch.ones(1, 1, dtype=torch.float64)
-    out = resolve("dapo").loss(TokenBatch(zero_BT, zero_BT.detach(), ones_BT > 0, ones_BT, collision_BT=ones_BT), MiniBatchTotals(1, 1))
+    out = resolve("dapo").loss(
+        TokenBatch(zero_BT, zero_BT.detach(), ones_BT > 0, ones_BT, collision_BT=ones_BT), MiniBatchTotals(1, 1)
+    )
     assert out.token.credit_BT.tolist() == [[0.0]] and out.token.gradient_BT.tolist() == [[1.0]]
 
 

@@ -244,7 +244,9 @@ def test_credit_in_logits_does_not_depend_on_micro_batches_and_is_no_count_of_to
     """Prefixes are shared over micro-batches: cut into rows, the first update has the same sums of |dJ/dz|."""
     sums = []
     for name, tokens in (("whole", 8192), ("rows", 60)):
-        result = train(tiny_study(train={"rollouts": 1, "micro_batch_tokens": tokens}), "facts", "grpo", 0, base, tmp_path / name)
+        result = train(
+            tiny_study(train={"rollouts": 1, "micro_batch_tokens": tokens}), "facts", "grpo", 0, base, tmp_path / name
+        )
         lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
         first = next(x["sums"] for x in lines if x["kind"] == "update" and x["sums"]["gradient@format"][1] > 0)
         sums.append({k: v for k, v in first.items() if k.startswith(("gradient@", "tokens@"))})

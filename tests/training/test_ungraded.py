@@ -83,7 +83,10 @@ def test_a_whole_run_with_them(base, tmp_path, monkeypatch, outcomes):
     monkeypatch.setattr("tepo_core.training.trainer.make_grader", lambda kind: Fixed(outcomes))
     study = tiny_study(train={"stop_reward_drop": 0.5})
     folder = train(study, "facts", "grpo", 0, base, tmp_path / "run").folder
-    assert "NaN" not in (folder / "metrics.jsonl").read_text() and json.loads((folder / "done.json").read_text())["stopped"] is None
+    assert (
+        "NaN" not in (folder / "metrics.jsonl").read_text()
+        and json.loads((folder / "done.json").read_text())["stopped"] is None
+    )
     events = read_metrics(folder).events
     graded = sum(o not in (T, E) for o in (outcomes * 32)[:32])
     for event in events["rollout"]:

@@ -235,7 +235,9 @@ def test_skipped_updates_are_logged_and_the_schedule_counts_them(base, tmp_path,
     learned = train(study, "facts", "grpo", 0, base, tmp_path / "learned").folder
     runs = [read_metrics(folder).update for folder in (flat, learned)]
     assert runs[0].values["skipped"].tolist() == [1] * 16 and runs[1].values["skipped"].mean() < 1
-    assert runs[0].values["lr"].tolist() == runs[1].values["lr"].tolist() == pytest.approx([1e-3 * i / 16 for i in range(1, 17)])
+    assert (
+        runs[0].values["lr"].tolist() == runs[1].values["lr"].tolist() == pytest.approx([1e-3 * i / 16 for i in range(1, 17)])
+    )
     weights = [load_file(folder / "policy" / "model.safetensors") for folder in (flat, learned)]
     start = load_file(run_folder(base, "warmup", "facts", 0) / "policy" / "model.safetensors")
     assert all(torch.equal(start[name], value) for name, value in weights[0].items())

@@ -103,4 +103,6 @@ def test_no_steps_keep_the_policy_and_show_an_empty_table(tmp_path):
     result = warmup(study, "facts", 0, tmp_path, tmp_path / "run")
     assert result.table().empty and warmup_figure(result.metrics).axes
     weights = load_policy(tmp_path / "run" / "policy", study.policy).model.state_dict()
-    assert all(torch.equal(weights[name], value) for name, value in initial_policy(study, 0, tmp_path).model.state_dict().items())
+    assert all(
+        torch.equal(weights[name], value) for name, value in initial_policy(study, 0, tmp_path).model.state_dict().items()
+    )

@@ -22,10 +22,6 @@ pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[2]
 
 
-
-
-
-
 @pytest.fixture(scope="module")
 def tied(vllm_python):
     model = tiny_model()
@@ -46,8 +42,6 @@ def gaps(a, b):
     """|difference| of two lists of log-prob rows, token by token."""
     assert [len(row) for row in a] == [len(row) for row in b]
     return np.abs(np.concatenate(a) - np.concatenate(b))
-
-
 
 
 def test_sampled_logprobs_agree_with_the_trainers(tied):

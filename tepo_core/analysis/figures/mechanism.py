@@ -169,7 +169,12 @@ def credit(book: Book, task: str) -> Drawing | None:
         return None
     figure, axes = panels(1, 4, height=0.9 + 0.34 * len(methods))
     means = {}
-    names = {"gradient": "gradient in the logits", "entropy": "entropy change", "clip": "clipped tokens", "mask": "tokens that pay KL"}
+    names = {
+        "gradient": "gradient in the logits",
+        "entropy": "entropy change",
+        "clip": "clipped tokens",
+        "mask": "tokens that pay KL",
+    }
     for i, (axis, (name, title)) in enumerate(zip(axes, names.items(), strict=True)):
         means[name] = draw_rows(axis, book, task, methods, f"{name}_focus", labels=i == 0)
         zero_line(axis, 1.0)

@@ -82,10 +82,18 @@ def gradient_weight(method: Method, log_ratios: Tensor, advantage: float, *, who
     old_BT = torch.full_like(d_BT, -1.0)
     mask_BT = torch.ones_like(d_BT, dtype=torch.bool)
     batch = TokenBatch(
-        old_BT + d_BT, old_BT, mask_BT, torch.full_like(d_BT, advantage), entropy_BT=old_BT + 1.5, old_entropy_BT=old_BT + 2,
-        ref_logprobs_BT=old_BT, selected_BT=mask_BT & (method.preset != "clip_cov"), exact_kl_BT=torch.zeros_like(d_BT),
-        mtp_logprobs_BTK=_ahead(old_BT + d_BT, method.mtp_modules), old_mtp_logprobs_BTK=_ahead(old_BT, method.mtp_modules),
-    )  # fmt: skip
+        old_BT + d_BT,
+        old_BT,
+        mask_BT,
+        torch.full_like(d_BT, advantage),
+        entropy_BT=old_BT + 1.5,
+        old_entropy_BT=old_BT + 2,
+        ref_logprobs_BT=old_BT,
+        selected_BT=mask_BT & (method.preset != "clip_cov"),
+        exact_kl_BT=torch.zeros_like(d_BT),
+        mtp_logprobs_BTK=_ahead(old_BT + d_BT, method.mtp_modules),
+        old_mtp_logprobs_BTK=_ahead(old_BT, method.mtp_modules),
+    )
     alone = MiniBatchTotals(tokens=TOKENS, responses=1, constant=TOKENS)
     _, gradients = minibatch_gradient(method, batch, totals=alone)
     return -gradients["logprobs_BT"][:, middle] * TOKENS / advantage
@@ -99,7 +107,9 @@ def _ahead(d_BT: Tensor, modules: int) -> Tensor | None:
 
 
 @matplotlib.rc_context(RC)
-def gradient_figure(names: Sequence[str] | None = None, variants: Mapping[str, Any] | None = None, reach: float = 0.8) -> Figure:
+def gradient_figure(
+    names: Sequence[str] | None = None, variants: Mapping[str, Any] | None = None, reach: float = 0.8
+) -> Figure:
     """Gradient weight against log-ratio, one panel a method: blue A = +1, orange A = -1; solid when the whole response has
     moved by d, dashed when only this token has. Show it with :func:`tepo_core.analysis.figures.canvas.show`."""
     names = list(names or PRESETS)

@@ -172,7 +172,3 @@ def trend(ends: dict[str, tuple[float, float]], digits: int = 3) -> str:
         )
         parts.append(f"{method} {word} {last:.{digits}f} from {first:.{digits}f}")
     return "; ".join(parts) if parts else "nothing was measured"
-
-
-
-

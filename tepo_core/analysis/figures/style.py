@@ -24,6 +24,8 @@ DARK, LIGHT = "#15171c", "#ffffff"
 BASE_COLOUR = "#7a7a7a"
 
 SOLID, DASH, DOT, DASHDOT, LONG = "solid", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2))
+
+
 @dataclass(frozen=True)
 class Look:
     """Colour, marker and dash of a method."""
@@ -83,8 +85,6 @@ def looks_for(methods: Sequence[str], presets: dict[str, str] | None = None) -> 
             colour, dashes = SPARE_COLOURS[strangers.index(family) % len(SPARE_COLOURS)], SPARE_DASHES
         out[method] = Look(colour, free[i % len(free)], dashes[i % len(dashes)])
     return out
-
-
 
 
 def stamp(figure: Figure, study: Study) -> None:
