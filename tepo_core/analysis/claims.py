@@ -165,7 +165,9 @@ def _judge(claim: Claim, table: pd.DataFrame, runs: RunSet, study: Study) -> Ver
         for method in methods:
             for baseline in baselines or [None]:
                 if baseline != method:
-                    comparisons.append(_compare(claim, table, runs, study, task, method, baseline))
+                    comparisons.append(
+                        _compare(claim, table, runs=runs, study=study, task=task, method=method, baseline=baseline)
+                    )
     verdict = combine([c.verdict for c in comparisons])
     return Verdict(claim, verdict, tuple(comparisons), _reason(verdict, comparisons), missing)
 
@@ -179,7 +181,7 @@ def _compare(
         interval = level(table, runs, task, method, claim.metric, confidence)
         seeds = interval.n
     elif claim.test == "difference":
-        found = compare(table, runs, task, method, baseline, claim.metric, confidence)
+        found = compare(table, runs, task=task, first=method, second=baseline, metric=claim.metric, confidence=confidence)
         interval, seeds, needed = found.interval, len(found.seeds), found.needed
         improvement = found.improvement
         if improvement is not None and claim.direction == "lower":
@@ -195,18 +197,18 @@ def _compare(
     elif seeds < 2:
         verdict, reason = NOT_TESTED, "one seed gives no interval"
     return Comparison(
-        task,
-        method,
-        baseline,
-        verdict,
-        interval.estimate,
-        interval.low,
-        interval.high,
-        seeds,
-        _problems(runs, task, method),
-        improvement,
-        needed,
-        reason,
+        task=task,
+        method=method,
+        baseline=baseline,
+        verdict=verdict,
+        effect=interval.estimate,
+        low=interval.low,
+        high=interval.high,
+        seeds=seeds,
+        problems=_problems(runs, task, method),
+        improvement=improvement,
+        seeds_needed=needed,
+        reason=reason,
     )
 
 

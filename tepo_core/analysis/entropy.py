@@ -69,7 +69,16 @@ def fit_law(entropy: Sequence[float], reward: Sequence[float]) -> Law | None:
         return float(np.sqrt(variance * (1 / n + (x0 - x.mean()) ** 2 / spread)))
 
     r2 = 1.0 - float((residual**2).sum()) / total if total > 0 else float("nan")
-    return Law(-slope, b, float(np.sqrt(variance / spread)), error_at(0.0), b + slope, error_at(1.0), r2, n)
+    return Law(
+        a=-slope,
+        b=b,
+        a_se=float(np.sqrt(variance / spread)),
+        b_se=error_at(0.0),
+        ceiling=b + slope,
+        ceiling_se=error_at(1.0),
+        r2=r2,
+        n=n,
+    )
 
 
 @dataclass(frozen=True)

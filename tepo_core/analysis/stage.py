@@ -108,8 +108,8 @@ def analyse(study: Study, root: Path, out: Path | None = None, figures: Sequence
     write_tables(out, tables)
     from_disk = Book(study, book.tasks, book.methods, read_tables(out), book.presets)
     drawn = draw_all(from_disk, out / "figures", FIGURES if figures is None else figures)
-    _write(out, study, runs, book, headline, verdicts, drawn)
-    return Analysis(study, out, runs, headline, tables, verdicts, drawn)
+    _write(out, study, runs=runs, book=book, headline=headline, verdicts=verdicts, figures=drawn)
+    return Analysis(study=study, out=out, runs=runs, headline=headline, tables=tables, verdicts=verdicts, figures=drawn)
 
 
 def presets_of(runs: RunSet, study: Study) -> dict[str, str]:

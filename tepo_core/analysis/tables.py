@@ -159,9 +159,18 @@ def pairs_table(table: pd.DataFrame, runs: RunSet, study: Study, presets: Mappin
                 if other == method or other not in (BASE, *runs.methods):
                     continue
                 for metric in METRICS:
-                    found = compare(table, runs, task, method, other, metric, confidence)
+                    found = compare(table, runs, task=task, first=method, second=other, metric=metric, confidence=confidence)
                     if found.seeds:
-                        boot = paired_bootstrap(runs, task, method, other, metric, found.seeds, study, samplers)
+                        boot = paired_bootstrap(
+                            runs,
+                            task,
+                            first=method,
+                            second=other,
+                            metric=metric,
+                            seeds=found.seeds,
+                            study=study,
+                            samplers=samplers,
+                        )
                         rows.append(
                             {
                                 "task": task,

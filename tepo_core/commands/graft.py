@@ -80,7 +80,18 @@ def _walk(node: MappingNode, text: str, path: tuple[str, ...]) -> Iterator[tuple
         if node.flow_style:  # {a: 1, b: 2}: the value alone; it has no line of its own
             if not group:
                 words = " ".join(text[value.start_mark.index : value.end_mark.index].split())
-                yield name, Entry(key.start_mark.line, key.start_mark.line, 0, [f"{key.value}: {words}"], [], "", 0)
+                yield (
+                    name,
+                    Entry(
+                        first=key.start_mark.line,
+                        last=key.start_mark.line,
+                        indent=0,
+                        lines=[f"{key.value}: {words}"],
+                        lead=[],
+                        comment="",
+                        column=0,
+                    ),
+                )
         elif not (group and value.flow_style):
             yield name, _entry(key, key if group else value, lines, header)
         if group:
@@ -97,7 +108,15 @@ def _entry(key: Node, value: Node, lines: list[str], header: int) -> Entry:
     while above > header and lines[above - 1].lstrip().startswith("#"):
         above -= 1
     start = lines[first].rfind(comment) if comment else 0
-    return Entry(first, last, indent, lines[first : last + 1], lines[above:first], comment, start)
+    return Entry(
+        first=first,
+        last=last,
+        indent=indent,
+        lines=lines[first : last + 1],
+        lead=lines[above:first],
+        comment=comment,
+        column=start,
+    )
 
 
 def _end(node: Node) -> tuple[int, int]:

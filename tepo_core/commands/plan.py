@@ -69,7 +69,17 @@ def plan(root: Path, study: Study) -> list[Line]:
         times = [_seconds(run, study, timings) for run in mine]
         size = sum(timings.get(run.name or stage, {}).get("bytes", RUN_BYTES[stage]) for run in mine)
         seconds, recorded = sum(s for s, _ in times), sum(known for _, known in times)
-        lines.append(Line(stage, len(runs), len(mine), len(sure & set(mine)), seconds, recorded, size))
+        lines.append(
+            Line(
+                stage=stage,
+                runs=len(runs),
+                stale=len(mine),
+                sure=len(sure & set(mine)),
+                seconds=seconds,
+                recorded=recorded,
+                bytes=size,
+            )
+        )
     return lines
 
 

@@ -33,7 +33,17 @@ def register(
     def add(surrogate: Objective) -> Objective:
         if name in PRESETS:
             raise ConfigError(f"objective {name!r} is registered already; choose another name")
-        preset = Preset(name, surrogate, options, defaults, source, title or name, equation, status, inert_at_zero)
+        preset = Preset(
+            name=name,
+            surrogate=surrogate,
+            options=options,
+            defaults=defaults,
+            source=source,
+            title=title or name,
+            equation=equation,
+            status=status,
+            inert_at_zero=inert_at_zero,
+        )
         _settings(preset, {}, f"objective {name}")
         PRESETS[name] = preset
         return surrogate

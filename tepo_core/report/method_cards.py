@@ -38,15 +38,15 @@ def method_cards(book: Book, objectives: dict[str, Any]) -> list[MethodCard]:
         source = getattr(preset, "source", "not a preset of this study")
         cards.append(
             MethodCard(
-                method,
-                name,
-                str(getattr(preset, "title", "") or name),
-                mathml(latex) if latex else "",
-                latex,
-                source if isinstance(source, str) else ", ".join(map(str, source)),
-                str(getattr(preset, "status", "unknown")),
-                list(flatten(objectives.get(method) or {})),
-                looks_of(book)[method].colour,
+                name=method,
+                preset=name,
+                title=str(getattr(preset, "title", "") or name),
+                equation=mathml(latex) if latex else "",
+                latex=latex,
+                source=source if isinstance(source, str) else ", ".join(map(str, source)),
+                status=str(getattr(preset, "status", "unknown")),
+                options=list(flatten(objectives.get(method) or {})),
+                colour=looks_of(book)[method].colour,
             )
         )
     return cards

@@ -230,7 +230,15 @@ def load_runs(study: Study, root: Path) -> RunSet:
         evaluation = _guarded(read_evaluation, declared, root, findings)
         if evaluation is not None:
             evaluations[declared.task, declared.method, declared.seed] = evaluation
-    out = RunSet(list(study.tasks), list(study.methods), list(study.seeds), runs, evaluations, warmups, findings)
+    out = RunSet(
+        tasks=list(study.tasks),
+        methods=list(study.methods),
+        seeds=list(study.seeds),
+        runs=runs,
+        evaluations=evaluations,
+        warmups=warmups,
+        findings=findings,
+    )
     findings.extend(_orphans(study, root))
     _add_imported(out, root)
     return out

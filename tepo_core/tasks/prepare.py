@@ -96,7 +96,9 @@ def _prepare_arithmetic(study: Study, task: str, seed: int, folder: Path, evalua
     )
     write_json(folder / "facts.json", {key: asdict(fact) for key, fact in facts.items()})
     extra = {"notes": {"bad facts": sum(fact.bad for fact in facts.values())}}
-    return _finish_manifest(study, task, seed, folder, counts, evaluation, extra, None)
+    return _finish_manifest(
+        study, task, seed=seed, folder=folder, counts=counts, evaluation=evaluation, extra=extra, overlap=None
+    )
 
 
 def _prepare_benchmark(
@@ -127,7 +129,9 @@ def _prepare_benchmark(
     counts["warmup"] = write_problems(folder / "warmup.jsonl", _worked_solutions(study, task, folder))
     write_json(folder / "facts.json", {})
     extra = {"notes": {"removed for overlap": len(overlap.training_ids) if overlap and study.data.remove_contamination else 0}}
-    return _finish_manifest(study, task, seed, folder, counts, evaluation, extra, overlap)
+    return _finish_manifest(
+        study, task, seed=seed, folder=folder, counts=counts, evaluation=evaluation, extra=extra, overlap=overlap
+    )
 
 
 def _refuse(task: str, problems: list[Problem], unreadable: dict[str, str]) -> None:
