@@ -41,7 +41,7 @@ repro: $(STAMP)
 	@$(TEPO) repro $(if $(PROFILE),--profile "$(PROFILE)")
 
 test: $(STAMP)
-	@"$(BIN)/python" -m pytest -n auto --maxprocesses 4 --dist loadfile
+	@"$(BIN)/python" -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP)
 	@"$(BIN)/python" -m pytest -m slow

@@ -29,3 +29,19 @@ def _fixed_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
         torch.set_num_threads(min(int(os.environ["MKL_NUM_THREADS"]), torch.get_num_threads()))
         torch.manual_seed(0)
+
+
+LONGEST = (
+    "test_repro.py",
+    "test_trainer.py",
+    "test_host.py",
+    "test_runner.py",
+    "test_analysis.py",
+    "test_update.py",
+    "test_optimizers.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first, so that no core is left alone with one of them at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
