@@ -31,15 +31,7 @@ def _fixed_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)
 
 
-LONGEST = (
-    "test_repro.py",
-    "test_trainer.py",
-    "test_host.py",
-    "test_runner.py",
-    "test_analysis.py",
-    "test_update.py",
-    "test_optimizers.py",
-)
+LONGEST = tuple(f"test_{name}.py" for name in "repro trainer host runner analysis update optimizers".split())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
