@@ -31,7 +31,7 @@ def _fixed_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)
 
 
-LONGEST = tuple(f"test_{name}.py" for name in "repro trainer host runner analysis update optimizers".split())
+LONGEST = tuple(f"test_{name}.py" for name in ["repro", "trainer", "host", "runner", "analysis", "update", "optimizers"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
