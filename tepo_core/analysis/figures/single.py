@@ -35,7 +35,10 @@ def training_figure(metrics: Metrics) -> Figure:
     left.set(xlabel="rollout step", ylabel="accuracy", ylim=(0, 1))
     left.legend()
     right.plot(rollouts["step"], rollouts["entropy"], color="#009E73")
-    right.set(xlabel="rollout step", ylabel="entropy (nats per token)", ylim=(0, None))
+    top = rollouts["entropy"].max()
+    right.set(xlabel="rollout step", ylabel="entropy (nats per token)", ylim=(0, 1.05 * top if top > 0 else None))
+    for axis in (left, right):
+        axis.xaxis.get_major_locator().set_params(integer=True)  # there is no half rollout
     return figure
 
 
