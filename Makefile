@@ -14,7 +14,7 @@ export TEPO_PYTHON := $(BIN)/python
 .PHONY: help venv repro test test-slow test-peers test-vllm test-browser lint lab lock clean
 help:
 	@echo "make repro [PROFILE=smoke|quick|full]   run the study; prints where the report is, and the headline"
-	@echo "make test                               the default test suite (at most 5 minutes on two quiet cores)"
+	@echo "make test                               the default test suite (about five and a half minutes on two cores)"
 	@echo "make test-slow | test-peers | test-vllm | test-browser   what the default suite leaves out"
 	@echo "make lab                                JupyterLab on the notebooks"
 	@echo "make lint                               ruff"
